@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from schemaless.storage.worker_table import WaitingShard, WorkerRow
 _TOLD = (
     *("is_member", "partitions", "assigned", "stall", "stall_reason", "rate", "unconfirmed_count", "unconfirmed"),
     *("refused_count", "refused", "failing_shards_count", "failing_shards", "parallel", "failing_count"),
+    *("calls", "failures"),
 )
 
 
@@ -43,6 +45,8 @@ def workers_in_all(rows: Sequence[WorkerRow]) -> Mapping[str, Any]:
         "refused_count": sum(row.report.refused_count for row in rows),
         "failing_shards_count": sum(row.report.failing_shards_count for row in rows),
         "failing_count": sum(row.report.failing_count for row in rows),
+        "calls": sum(row.report.calls for row in rows),
+        "failures": dict(sum((Counter(row.report.failures) for row in rows), Counter())),
         "oldest_call_s": max((age for row in rows if (age := _age_s(row)) is not None), default=None),
     }
 

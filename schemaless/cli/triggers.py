@@ -134,6 +134,9 @@ def status(client: Client, as_json: bool, program: ProgramName) -> None:
         print(document["reason"])
     counts = ", ".join(f"{number} {name}" for name, number in document["counts"].items())
     print(f"cells: {counts}")
+    if failures := document["failures"]:
+        share, causes = sum(failures.values()) / document["calls"], [f"{name} ({n})" for name, n in failures.items()]
+        print(f"{share:.0%} of {quantity(document['calls'], 'call')} in ten seconds failed: {', '.join(causes)}")
     if document["parked"]:
         print(f"{quantity(document['parked'], 'parked cell')}, the oldest since {document['oldest_parked_at']}")
     for shard in document["stopped"]:

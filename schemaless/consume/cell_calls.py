@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,6 +27,7 @@ from schemaless.error_text import error_summary, error_text
 from schemaless.errors import Forbidden, Misdirected, SchemalessError, Unauthenticated, Unavailable
 from schemaless.runtime import tracing
 from schemaless.runtime.events import Event, emit
+from schemaless.runtime.forks import leave
 from schemaless.storage import parked_table
 from schemaless.storage.parked_table import Cause, Ending, ParkedCell
 from schemaless.storage.worker_table import FAILING_ERROR_CHARACTERS_MAX, FailingCell, OldestCall
@@ -75,6 +78,8 @@ class CellCalls:
         self._now_us = now_us
         self.attempts: Counter[tuple[str, str]] = Counter()
         """Calls by function and outcome. Passes in threads share it, so a count may be missed now and then."""
+        self.failures: Counter[str] = Counter()
+        """Those that failed, by cause."""
         self._default_policy = RetryPolicy(
             settings.attempts_max,
             settings.retry_delay_s,
@@ -152,13 +157,14 @@ class CellCalls:
             else:
                 error = yield Call(marked, cell, self._context.of_attempt(attempt), place)
             attempt = 1
-            self.attempts[marked.name, _outcome_of(error)] += 1
+            self.attempts[marked.name, outcome := _outcome_of(error)] += 1
             if error is None:
                 became = "called"
                 self._breaker.succeeded(marked.name, cell.row_key, is_probe=made.is_probe)
             elif isinstance(error, Skip):
                 became = "skipped" if became == "filtered" else became
             else:
+                self.failures[cause_of(error)] += outcome == "failed"
                 return marked, error
         was = None if place.record is None else "waiting" if record is None else counted(record)
         made.count(became, was, of=cell.added_id)
@@ -276,6 +282,20 @@ def _outcome_of(error: Exception | None) -> str:
     if error is None:
         return "succeeded"
     return type(error).__name__.lower() if isinstance(error, Skip | Retry | Park | Stop) else "failed"
+
+
+def cause_of(error: Exception) -> str:
+    """Returns the class of an error, and the HTTP status that it has where libraries have one."""
+    name = type(error).__name__
+    with suppress(Exception):  # of a class of the user's
+        for holder, attribute in (
+            (getattr(error, "response", None), "status_code"),
+            (error, "status"),
+            (error, "code"),
+        ):
+            if isinstance(status := getattr(holder, attribute, None), int):
+                return f"{name} {status:d}"
+    return name
 
 
 def _text(error: Exception) -> str:
@@ -503,15 +523,18 @@ def _called(call: Call) -> _Ended:
     """
     span = tracing.call_of(call.cell, call.context.program, call.marked.name)
     error: Exception | None = None
+    caller = os.getpid()
     try:
         arguments = call.marked.arguments(call.cell, call.context)
         with tracing.within(span):
             result = call.marked.function(*arguments)
+        leave(caller, None)
         if is_waited_for(result):
             return _Ended(result, arguments=arguments, span=span)
         require_done(result)
         require_effects(arguments)
     except BaseException as raised:
+        leave(caller, raised)
         error = _failure(raised)
     _end_span(span, error)
     return _Ended(error=error)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -42,6 +42,8 @@ log = structlog.get_logger()
 
 _WAITING_MAX = 10_000  # rows of a shard that wait for their next attempt. With more, the shard waits
 _FULL_PAUSE_S = 0.25
+_RECENT_S = 10.0
+_CAUSES_MAX = 5
 _ASKS_WITHIN_S = PROBE_MAX_S + 0.5  # a shard with something to call asks for a probe at least so often
 
 
@@ -103,6 +105,7 @@ class TriggerHandler:
         )
         self._turns: dict[int, _Turn] = {}
         self._shards: dict[int, ParkedRows] = {}
+        self._ended_calls: deque[tuple[float, int, Counter[str]]] = deque()
         self._had_since: dict[int, int] = {}  # microseconds, also of shards that were begun anew
         self._listeners: list[Callable[[Iterable[int]], None]] = []
 
@@ -206,6 +209,17 @@ class TriggerHandler:
         first = sorted(waiting, key=lambda replay: replay.due_at)[:FAILING_MAX]
         erred = sum(replay.record.attempts > 0 or not replay.is_asked for replay in waiting)
         return len(waiting), erred, [self._cell_calls.failing(replay) for replay in first]
+
+    def recent_calls(self) -> tuple[int, dict[str, int]]:
+        """Returns how many calls ended in the last ten seconds or so, and how many of them failed, by the most frequent
+        causes. It has to be asked for often.
+        """
+        now = self._clock()
+        self._ended_calls.append((now, sum(self.attempts.values()), Counter(self._cell_calls.failures)))
+        while len(self._ended_calls) > 1 and now - self._ended_calls[0][0] > _RECENT_S:
+            self._ended_calls.popleft()
+        (_, before, failed_before), (_, ended, failed) = self._ended_calls[0], self._ended_calls[-1]
+        return ended - before, dict((failed - failed_before).most_common(_CAUSES_MAX))
 
     def hung_call(self) -> HungCall | None:
         """Returns a call above the limit, with what has to be stored before the process ends."""

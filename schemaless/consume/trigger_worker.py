@@ -40,6 +40,7 @@ from schemaless.errors import (
 from schemaless.names import trigger_group
 from schemaless.ops.datastores import Catalogue
 from schemaless.quantity import quantity
+from schemaless.runtime.forks import part_from_children
 from schemaless.runtime.lifecycle import cancelled_at, run_service
 from schemaless.storage import (
     everywhere,
@@ -140,12 +141,15 @@ async def _begin(
 
 def _report(host: ConsumerHost, handler: TriggerHandler, program: TriggerProgram) -> WorkerReport:
     count, erred, failing = handler.failing()
+    calls, failures = handler.recent_calls()
     return msgspec.structs.replace(
         host.report(handler.oldest_call(), handler.tripped, handler.parallel),
         origin=program.origin,
         failing=tuple(failing),
         failing_count=count,
         erred_count=erred,
+        calls=calls,
+        failures=failures,
     )
 
 
@@ -197,6 +201,7 @@ def main() -> None:
     except SchemalessError as error:
         print(f"error: {error} ({error.hint})", file=sys.stderr)
         sys.exit(1)
+    part_from_children()
     run_service(
         program.consumer,
         ConsumerSettings,

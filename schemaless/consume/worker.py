@@ -99,7 +99,7 @@ class Worker:
 
 def _without_figures(report: WorkerReport) -> WorkerReport:
     """Returns a report without what changes all the time."""
-    report = msgspec.structs.replace(report, rate=0.0)
+    report = msgspec.structs.replace(report, rate=0.0, calls=0, failures={})
     if (call := report.oldest_call) is None:
         return report
     return msgspec.structs.replace(report, oldest_call=msgspec.structs.replace(call, age_s=0.0))

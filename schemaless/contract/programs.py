@@ -82,6 +82,8 @@ class WorkerView(View, frozen=True):
     failing_shards: list[WaitingShardView]
     failing_count: Count
     failing: list[FailingCellView]
+    calls: Count
+    failures: dict[str, Count]
     parallel: dict[str, int]
     oldest_call: OldestCallView | None
 
@@ -123,6 +125,8 @@ class ProgramView(View, frozen=True):
     refused_count: Count
     failing_shards_count: Count
     failing_count: Count
+    calls: Count
+    failures: dict[str, Count]
     oldest_call_s: float | None
 
     example: ClassVar[Any] = {
@@ -146,6 +150,8 @@ class ProgramView(View, frozen=True):
         "refused_count": 0,
         "failing_shards_count": 0,
         "failing_count": 0,
+        "calls": 125,
+        "failures": {"HTTPStatusError 429": 12},
         "oldest_call_s": None,
     }
 

@@ -99,6 +99,10 @@ class WorkerReport(msgspec.Struct, frozen=True, gc=False):
     failing_count: int = 0
     erred_count: int = 0
     """Of the failing cells, those whose function raised something else than Retry."""
+    calls: int = 0
+    """Calls that ended in the last ten seconds or so."""
+    failures: dict[str, int] = {}
+    """Those of `calls` that failed, by cause: the error's class, with the HTTP status if it has one."""
 
 
 class WorkerRow(msgspec.Struct, frozen=True, gc=False):

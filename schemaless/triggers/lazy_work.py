@@ -10,6 +10,8 @@ from functools import partial
 from types import AsyncGeneratorType, FunctionType, GeneratorType, MethodType
 from typing import Any
 
+from schemaless.runtime.forks import Steps
+
 _LAZY = (
     GeneratorType, AsyncGeneratorType, map, filter, partial, FunctionType, MethodType, ContextDecorator,
     AsyncContextDecorator,
@@ -46,7 +48,9 @@ def require_done(result: Any) -> None:
 async def waited_for(result: Any) -> Any:
     """Waits for the work that a function returned, and for the work that this returns. Raises what it raises."""
     while is_waited_for(result):
-        result = await (_future_result(result) if isinstance(result, Future) else result)
+        if isinstance(result, Future):
+            result = _future_result(result)
+        result = await (Steps(result) if inspect.iscoroutine(result) else result)
     return result
 
 

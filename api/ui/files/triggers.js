@@ -53,6 +53,7 @@ function details(program, path, { datastore, isAdmin }) {
   const at = (shard) => link(place("shards", datastore, shard), shard);
   const late = program.shards.filter((one) => one.state !== "running" || one.lag || one.seek);
   const failing = program.workers.flatMap((worker) => worker.failing);
+  const causes = Object.entries(program.failures).map(([cause, count]) => `${cause} (${number(count)})`);
   return [
     h("p", null, state(program.stall ?? program.state), " ", program.reason ?? ""),
     h("p", null,
@@ -64,6 +65,9 @@ function details(program, path, { datastore, isAdmin }) {
     ...unknown(program.unknown), ...unknown(program.masters_away),
     isAdmin ? h("div", { class: "row" }, orders(program, path, datastore)) : null,
     h("h2", null, "Failing now"),
+    causes.length
+      ? h("p", { class: "problem" }, `Of ${many(program.calls, "call")} in ten seconds failed: ${causes.join(", ")}`)
+      : null,
     table("Cells whose call failed, and that are called again", ["cell", "function", "attempt", "again at", "error"],
       failing.map((one) => [
         one.location, one.trigger, `${one.attempt} of ${one.attempts}`, time(one.again_at), summary(one.error),

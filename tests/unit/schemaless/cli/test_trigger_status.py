@@ -24,7 +24,7 @@ def test_a_worker_without_an_answer_of_its_group_says_why_it_calls_nothing(capsy
 
 PROGRAM = {
     "program": "billing", "state": "running", "reason": None, "lag": 0, "lag_seconds": 0.0, "worker_count": 1,
-    "oldest_call_s": None, "stopped": [], "rate": 0.0, "counts": {}, "parked": 0, "workers": [],
+    "oldest_call_s": None, "stopped": [], "rate": 0.0, "counts": {}, "parked": 0, "workers": [], "failures": {},
     **dict.fromkeys(("unconfirmed_count", "refused_count", "failing_shards_count", "failing_count"), 0),
 }  # fmt: skip
 
@@ -51,6 +51,14 @@ def test_the_list_shows_parked_cells(monkeypatch):
     done = CliRunner().invoke(app, ["triggers", "list", "--hosts", "http://one"])
     assert "parked cells" in done.stdout
     assert "4711" in done.stdout
+
+
+def test_a_status_says_for_what_share_of_calls_fail(monkeypatch):
+    """Also while others succeed: nothing else names a limit that a service has."""
+    more = {"unknown": {}, "masters_away": {}, "calls": 200, "failures": {"HTTPStatusError 429": 120, "OSError": 6}}
+    monkeypatch.setattr(Client, "document", lambda *_: PROGRAM | more)
+    done = CliRunner().invoke(app, ["triggers", "status", "billing", "--hosts", "http://one"])
+    assert "63% of 200 calls in ten seconds failed: HTTPStatusError 429 (120), OSError (6)\n" in done.stdout
 
 
 def test_cells_that_fail_alike_are_one_line(capsys):

@@ -416,3 +416,29 @@ async def test_a_cell_that_fails_is_shown_with_its_attempt_and_traceback_while_i
         assert process.handler.failing() == (0, 0, [])
     failed = [line for line in lines if line["event"] == "a call failed"]
     assert [("exception" in line, line["log_level"]) for line in failed] == [(True, "warning"), (False, "warning")]
+
+
+async def test_recent_calls_say_how_many_failed_and_why(settings):
+    """The status of an answer has a different name in each library, and a class of the user's may raise for it."""
+    now = [0.0]
+
+    class Limited(Exception):
+        status = 429
+
+    class Broken(Exception):
+        @property
+        def code(self):
+            raise ValueError
+
+    @trigger(column="BASE")
+    def works(cell):
+        if error := {1: Limited, 2: Broken, 3: Skip}.get(cell.ref_key):
+            raise error
+
+    handler = handler_of(settings, works, clock=lambda: now[0])
+    assert handler.recent_calls() == (0, {})
+    cells = [StoredCell(uuid.uuid4().bytes, "BASE", n, 0, 1, n, 1_000_000, encode_body({})) for n in range(1, 6)]
+    await handler.handle([Run(0, BEGINNING, cells)])
+    assert handler.recent_calls() == (5, {"Limited 429": 1, "Broken": 1})
+    now[0] = 30.0
+    assert handler.recent_calls() == (0, {})

@@ -14,6 +14,8 @@ HANGS = WorkerReport(
     unconfirmed=(WaitingShard(BILLING, 3, "another process moved its checkpoint"),),
     unconfirmed_count=7,
     oldest_call=OldestCall("bill_rider", "a cell", 5, 40.0),
+    calls=20,
+    failures={"HTTPStatusError 429": 7},
 )
 
 
@@ -27,12 +29,15 @@ def test_the_newest_row_of_each_process_counts_and_old_ones_are_left_out():
 def test_a_call_grows_older_after_it_was_reported():
     row = WorkerRow(BILLING, 1, HANGS, 5.0)
     assert worker_view(row)["oldest_call"] == {"trigger": "bill_rider", "cell": "a cell", "shard": 5, "age_s": 45.0}
-    assert workers_in_all([row, WorkerRow(BILLING, 2, WorkerReport(refused_count=2), 1.0)]) == {
+    other = WorkerReport(refused_count=2, calls=10, failures={"HTTPStatusError 429": 2, "OSError": 1})
+    assert workers_in_all([row, WorkerRow(BILLING, 2, other, 1.0)]) == {
         "worker_count": 2,
         "unconfirmed_count": 7,
         "refused_count": 2,
         "failing_shards_count": 0,
         "failing_count": 0,
+        "calls": 30,
+        "failures": {"HTTPStatusError 429": 9, "OSError": 1},
         "oldest_call_s": 45.0,
     }
     assert workers_in_all([])["oldest_call_s"] is None
