@@ -14,6 +14,7 @@ import msgspec
 import typer
 
 from schemaless.cell import parse_ref_key, row_key_of, row_key_text
+from schemaless.cli.interrupts import until_interrupted
 from schemaless.cli.output import print_json, print_notice
 from schemaless.cli.targets import DatastoreOption, HostsOption, JsonOption, api_command, open_client
 from schemaless.client.client import CellIterator, Client
@@ -113,18 +114,17 @@ def log(
         print_notice(f"next {page.position}, {page.pending} pending")
         return
     tail: CellIterator | None = None
-    try:
+    with until_interrupted():
         # The end moves: who continues from it later would miss what came meanwhile. So it is made a position first.
         start = client.get_cells_for_shard(shard, after, 1).position if after == "end" else after
         tail = client.tail(shard, start, limit=limit)
         for cell in tail:
             _print_cells([cell], as_json)
             sys.stdout.flush()  # before the wait for the next cell
-    except KeyboardInterrupt:
-        if tail is None:
-            print_notice("nothing was read yet, so there is no place to continue from")
-        else:
-            print_notice(f"next {tail.locations[shard]}")
+    if tail is None:
+        print_notice("nothing was read yet, so there is no place to continue from")
+    else:
+        print_notice(f"next {tail.locations[shard]}")
 
 
 def shard_of_row(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from schemaless.cli.growth import DryRunOption
+from schemaless.cli.interrupts import until_interrupted
 from schemaless.cli.output import print_json, print_notice, print_table
 from schemaless.cli.targets import JsonOption, recorded, servers
 from schemaless.errors import Misconfigured
@@ -131,7 +131,7 @@ def move_follow(name: NameArgument, shards: ShardsArgument, as_json: JsonOption 
     """Copy to the former home what is written, until you end it. Then a reversal takes about a second."""
     from schemaless.ops.move_orders import follow
 
-    with suppress(KeyboardInterrupt):
+    with until_interrupted():
         _carried_out(name, shards, partial(follow, over=lambda: False))
     _print(f"shards {shards} of {name} aren't followed any more", as_json)
 

@@ -26,6 +26,7 @@ from schemaless.cell import (
     parse_time,
     row_key_text,
 )
+from schemaless.cli.interrupts import until_interrupted
 from schemaless.cli.output import print_notice
 from schemaless.cli.targets import JsonOption
 from schemaless.client.transport import kafka_address
@@ -79,29 +80,27 @@ def tail(  # noqa: PLR0913, PLR0917  # a parameter for each option
             raise Invalid("offset", "must be PARTITION:OFFSET")
         offsets[int(match[1])] = int(match[2])
     view: TailView | None = None
-    try:
-        with TopicStream(kafka_address(kafka), cells_topic_name(datastore)) as stream:
-            partitions = stream.partitions()
-            spans = {each: stream.span(each) for each in _chosen(partitions, partition or ())}
-            starts = {each: span.low if start == BEGINNING else span.high for each, span in spans.items()}
-            ends = {each: span.high for each, span in spans.items()}
-            if start not in (BEGINNING, END):
-                starts |= stream.offsets_at(list(spans), since // 1000)
-            for each, to in offsets.items():
-                if each not in spans:
-                    raise Invalid("offset", f"partition {each} is not read")
-                if not spans[each].low <= to <= spans[each].high:
-                    raise Invalid("offset", f"partition {each} holds offsets {spans[each].low} to {spans[each].high}")
-                starts[each] = to
-            # Where a partition is read from its very beginning, the first cell of a shard must be the shard's first.
-            complete = {each for each, span in spans.items() if starts[each] == span.low == 0}
-            form = TailFormat.MSGPACK if as_msgpack else TailFormat.JSON if as_json else TailFormat.TEXT
-            view = TailView(len(partitions), complete, wanted, form, print_notice)
-            _copy(view, stream.follow(starts) if follow else stream.read(starts, ends), limit)
-    except KeyboardInterrupt:
-        if view is None:
-            print_notice("nothing was read yet")
-            return
+    with until_interrupted(), TopicStream(kafka_address(kafka), cells_topic_name(datastore)) as stream:
+        partitions = stream.partitions()
+        spans = {each: stream.span(each) for each in _chosen(partitions, partition or ())}
+        starts = {each: span.low if start == BEGINNING else span.high for each, span in spans.items()}
+        ends = {each: span.high for each, span in spans.items()}
+        if start not in (BEGINNING, END):
+            starts |= stream.offsets_at(list(spans), since // 1000)
+        for each, to in offsets.items():
+            if each not in spans:
+                raise Invalid("offset", f"partition {each} is not read")
+            if not spans[each].low <= to <= spans[each].high:
+                raise Invalid("offset", f"partition {each} holds offsets {spans[each].low} to {spans[each].high}")
+            starts[each] = to
+        # Where a partition is read from its very beginning, the first cell of a shard must be the shard's first.
+        complete = {each for each, span in spans.items() if starts[each] == span.low == 0}
+        form = TailFormat.MSGPACK if as_msgpack else TailFormat.JSON if as_json else TailFormat.TEXT
+        view = TailView(len(partitions), complete, wanted, form, print_notice)
+        _copy(view, stream.follow(starts) if follow else stream.read(starts, ends), limit)
+    if view is None:
+        print_notice("nothing was read yet")
+        return
     print_notice(view.summary())
     raise typer.Exit(1 if view.faults else 0)
 

@@ -14,6 +14,7 @@ from schemaless.__main__ import app
 from schemaless.errors import Invalid, NotFound
 from schemaless.location import GenerationStart
 from tests.topic_harness import announce, delete_before, new_topic, produce_foreign, publish, stored_cell
+from tests.waiting import LIMIT_S
 
 
 @pytest.fixture
@@ -131,12 +132,15 @@ def test_it_follows_until_it_is_interrupted(kafka):
     datastore = new_topic(kafka)
     command = [sys.executable, "-m", "schemaless", "tail", datastore.name, "--kafka", kafka, "--from", "beginning"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        publish(kafka, datastore, [stored_cell(0, 1)])
-        assert process.stdout.readline().startswith("0:1:1 ")
-        publish(kafka, datastore, [stored_cell(0, 2)])
-        assert process.stdout.readline().startswith("0:1:2 ")
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        try:
+            publish(kafka, datastore, [stored_cell(0, 1)])
+            assert process.stdout.readline().startswith("0:1:1 ")
+            publish(kafka, datastore, [stored_cell(0, 2)])
+            assert process.stdout.readline().startswith("0:1:2 ")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(LIMIT_S) == 0
+        finally:
+            process.kill()
         assert process.stderr.read() == "2 records verified: no hole, no repeat, no disorder\n"
 
 

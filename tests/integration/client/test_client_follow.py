@@ -129,11 +129,14 @@ def test_the_log_command_follows_until_it_is_interrupted(api, client, datastore,
     with subprocess.Popen(
         command + where, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
     ) as process:
-        lines = [process.stdout.readline()]
-        put(client, datastore, 1)
-        lines.append(process.stdout.readline())
-        process.send_signal(signal.SIGINT)
-        rest, said = process.communicate(timeout=LIMIT_S)
+        try:
+            lines = [process.stdout.readline()]
+            put(client, datastore, 1)
+            lines.append(process.stdout.readline())
+            process.send_signal(signal.SIGINT)
+            rest, said = process.communicate(timeout=LIMIT_S)
+        finally:
+            process.kill()
     assert (process.returncode, rest, said[:9]) == (0, "", "next 1:3:")
     shown = [json.loads(line)["added_id"] if form else int(line.split()[0].split(":")[2]) for line in lines]
     assert shown == [2, 3]

@@ -44,6 +44,29 @@ def test_ctrl_c_while_a_command_loads_leaves_no_traceback(module, status):
     assert (errors, child.returncode) == ("", status)
 
 
+FINALIZED = """
+import io, os, signal
+from schemaless.cli.interrupts import until_interrupted
+
+class Answer(io.RawIOBase):
+    def close(self):
+        os.kill(os.getpid(), signal.SIGINT)
+
+before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)
+with until_interrupted():
+    Answer()
+    print("the interrupt is lost", flush=True)
+    signal.pause()
+print("heard", (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)) == before)
+"""
+
+
+def test_an_interrupt_that_is_lost_comes_again():
+    """CPython drops it where it is raised while an `io` object is finalized."""
+    done = subprocess.run([sys.executable, "-c", FINALIZED], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.stdout, done.stderr) == ("the interrupt is lost\nheard True\n", "")
+
+
 def test_a_command_in_the_background_ignores_ctrl_c_of_the_foreground():
     """A shell without job control starts it so. It runs to its end."""
     code = "import signal, os, schemaless.command, schemaless.__main__ as m\n"
