@@ -37,8 +37,8 @@ def leave(caller: int, error: BaseException | None) -> None:
     os._exit(status)
 
 
-class Steps:
-    """A coroutine that is awaited step by step: a process that is forked in one leaves the call with it."""
+class InOneProcess:
+    """A coroutine that is awaited step by step: a process that is forked in one ends with it."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         self._coroutine = coroutine

@@ -10,7 +10,7 @@ from functools import partial
 from types import AsyncGeneratorType, FunctionType, GeneratorType, MethodType
 from typing import Any
 
-from schemaless.runtime.forks import Steps
+from schemaless.runtime.forks import InOneProcess
 
 _LAZY = (
     GeneratorType, AsyncGeneratorType, map, filter, partial, FunctionType, MethodType, ContextDecorator,
@@ -50,7 +50,7 @@ async def waited_for(result: Any) -> Any:
     while is_waited_for(result):
         if isinstance(result, Future):
             result = _future_result(result)
-        result = await (Steps(result) if inspect.iscoroutine(result) else result)
+        result = await (InOneProcess(result) if inspect.iscoroutine(result) else result)
     return result
 
 

@@ -36,6 +36,7 @@ HEADING_LINK = re.compile(r"\[[^\]]*\]\(([\w./-]*)#([^)]+)\)")
 SHORT_PATHS_BEGIN_AT = (ROOT, ROOT / "schemaless", ROOT / "tests", ROOT / "docs")
 
 BROAD_EXCEPTS = {
+    "schemaless/runtime/forks.py": "re-raised, or the end of a process that a function forked",
     "schemaless/bus/faust_transport.py": "re-raised: what failed must not be acknowledged while Faust shuts down",
     "schemaless/bus/partition_log.py": "re-raised: the log's state follows from what interrupted it",
     "schemaless/bus/plain_transport.py": "re-raised as BusUnavailable: a failure of the receiver ends the process",

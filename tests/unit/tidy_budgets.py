@@ -30,6 +30,8 @@ PROXIES = "loopback is reached without a proxy, and an issuer that can't be aske
 STOOD = "a payload that may have come while the process stood still isn't held against the client"
 FORMATS = "each server is asked for its format, and one with another is left out"
 CALLS = "a row has one call at a time in a process, and rows that fail leave others' connections and pauses alone"
+FORKS = "a process that a function forks ends with its call, and failed calls are told by cause"
+HEARD = "an interrupt that CPython loses comes again"
 TAILS = "a former master comes back: its tail is kept and put again, and the server made anew"
 
 PACKAGES: dict[str, Budget] = {
@@ -53,20 +55,20 @@ PACKAGES: dict[str, Budget] = {
     "schemaless": (3560, 2071, FORMATS),
     "schemaless/audit": (1626, 1008, UNBEGUN),
     "schemaless/bus": (3603, 2175, SAID),
-    "schemaless/cli": (3845, 2258, ERASURES),
+    "schemaless/cli": (3878, 2282, HEARD),
     "schemaless/client": (2497, 1569, ERASURES),
-    "schemaless/consume": (5105, 3432, CALLS),
-    "schemaless/contract": (2159, 1096, ERASURES),
+    "schemaless/consume": (5147, 3463, FORKS),
+    "schemaless/contract": (2165, 1100, FORKS),
     "schemaless/demo": (1474, 979, "the demo kills a master for good"),
     "schemaless/facts": (720, 429, MOVES),
     "schemaless/index": (2893, 1724, LATE),
     "schemaless/ops": (3000, 1980, ERASURES),
-    "schemaless/runtime": (1884, 1223, PROXIES),
+    "schemaless/runtime": (1971, 1286, FORKS),
     "schemaless/stack": (3034, 1758, PROXIES),
-    "schemaless/storage": (10136, 5474, FORMATS),
+    "schemaless/storage": (10140, 5478, FORKS),
     "schemaless/subscriber": (715, 508),
     "schemaless/testing": (1442, 936, ERASURES),
-    "schemaless/triggers": (892, 560, ERASURES),
+    "schemaless/triggers": (895, 562, FORKS),
     "tailer": (1824, 1235, MOVES),
 }
 """Lines and statements of the Python files in each folder, those in its subfolders left out.

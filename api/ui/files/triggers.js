@@ -50,9 +50,7 @@ const unknown = (what) =>
 
 function details(program, path, { datastore, isAdmin }) {
   const { counts } = program;
-  const at = (shard) => link(place("shards", datastore, shard), shard);
   const late = program.shards.filter((one) => one.state !== "running" || one.lag || one.seek);
-  const failing = program.workers.flatMap((worker) => worker.failing);
   const causes = Object.entries(program.failures).map(([cause, count]) => `${cause} (${number(count)})`);
   return [
     h("p", null, state(program.stall ?? program.state), " ", program.reason ?? ""),
@@ -65,11 +63,9 @@ function details(program, path, { datastore, isAdmin }) {
     ...unknown(program.unknown), ...unknown(program.masters_away),
     isAdmin ? h("div", { class: "row" }, orders(program, path, datastore)) : null,
     h("h2", null, "Failing now"),
-    causes.length
-      ? h("p", { class: "problem" }, `Of ${many(program.calls, "call")} in ten seconds failed: ${causes.join(", ")}`)
-      : null,
+    h("p", { class: "problem" }, also(`Of ${many(program.calls, "call")} in ten seconds failed: `, causes.join(", "))),
     table("Cells whose call failed, and that are called again", ["cell", "function", "attempt", "again at", "error"],
-      failing.map((one) => [
+      program.workers.flatMap(({ failing }) => failing).map((one) => [
         one.location, one.trigger, `${one.attempt} of ${one.attempts}`, time(one.again_at), summary(one.error),
       ]), "No call fails now."),
     h("h2", null, "Workers"),
@@ -78,8 +74,8 @@ function details(program, path, { datastore, isAdmin }) {
     h("h2", null, "Shards"),
     table("Shards with something to do", ["#shard", "at", "#behind", "state", "seek to", "reason"],
       late.slice(0, 200).map((one) => [
-        at(one.shard), `${one.generation}:${one.added_id}`, one.lag === null ? "unknown" : many(one.lag, "cell"),
-        state(one.state), one.seek, one.reason ?? "",
+        link(place("shards", datastore, one.shard), one.shard), `${one.generation}:${one.added_id}`,
+        one.lag === null ? "unknown" : many(one.lag, "cell"), state(one.state), one.seek, one.reason ?? "",
       ]),
       `All ${many(program.shards.length, "shard")} are finished up to their heads.`),
   ];

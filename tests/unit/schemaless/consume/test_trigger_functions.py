@@ -432,7 +432,7 @@ async def test_recent_calls_say_how_many_failed_and_why(settings):
 
     @trigger(column="BASE")
     def works(cell):
-        if error := {1: Limited, 2: Broken, 3: Skip}.get(cell.ref_key):
+        if error := {1: Limited, 2: Broken, 3: Skip("known")}.get(cell.ref_key):
             raise error
 
     handler = handler_of(settings, works, clock=lambda: now[0])
