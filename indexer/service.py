@@ -17,7 +17,7 @@ from indexer.index_cleaner import MINIONS_SHARE, DiffersFromCells, IndexCleaner,
 from indexer.maintainer import Maintainer
 from indexer.throttle import Throttle
 from indexer.walker import BuildLoad, BusyTurns, RefusedWrites, WalkedCheckpoints, Walker
-from schemaless.bus.transport import transport_of
+from schemaless.bus.transport import take_part, transport_of
 from schemaless.config import IndexerSettings
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints
 from schemaless.consume.host import Consumer, ConsumerHost
@@ -100,6 +100,7 @@ class DatastoreIndexer:
         self._host = ConsumerHost(storage, datastore, settings)
         if metrics is not None:
             metrics.watch(datastore, self._host)
+        self._kafka = settings.kafka
         self._transport = transport_of(
             settings, indexer_group(datastore.name), datastore.topic, self._host, READ_PAUSE_S
         )
@@ -125,7 +126,7 @@ class DatastoreIndexer:
     async def run(self) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._transport.run())
+                tasks.create_task(take_part(self._transport, self._kafka, self._datastore))
                 tasks.create_task(self._host.run())
                 tasks.create_task(self._worker.run(self._host.report))
                 tasks.create_task(self._follow_definitions())

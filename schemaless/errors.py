@@ -353,6 +353,12 @@ class Misconfigured(SchemalessError):
     hint = "correct what the message names"
 
 
+class AnotherInstallation(Misconfigured):
+    """What is in Kafka is of other databases than those that are read here (I20)."""
+
+    hint = "give each its own Kafka, or its datastores other names: docs/production.md#installations-on-one-kafka"
+
+
 class NameTaken(Misconfigured):
     hint = (
         "give this program a --name of its own, or, if it replaces the other one, --take-over once:"

@@ -160,7 +160,7 @@ class Datastore:
     """A named instance. Shard count, partition count and placement are fixed at creation.
 
     `placement` lists cluster names. Shard n lives on placement[n mod len(placement)], unless `moves` has it. A
-    storage's `live` datastores see each later move.
+    storage's `live` datastores see each later move. `installation` is the id of the databases that have it (I20).
     """
 
     name: str
@@ -168,6 +168,7 @@ class Datastore:
     partitions: int
     placement: tuple[str, ...]
     moves: Mapping[int, Placement] = field(default_factory=dict, compare=False, repr=False)
+    installation: str = field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.shards < 1 or self.partitions < 1 or self.shards % self.partitions:

@@ -65,6 +65,7 @@ async def topology_of(state: ApiState, datastore: Datastore) -> dict[str, Any]:
         "version": storage.version,
         "shards": datastore.shards,
         "partitions": datastore.partitions,
+        "installation": datastore.installation,
         "placement": datastore.homes,
         "clusters": {
             name: _servers_view(state, name, states.get(name), given.get(name)) for name in storage.topology.clusters

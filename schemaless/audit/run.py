@@ -27,6 +27,7 @@ from schemaless.audit.report import (
     Patience,
     ShardReport,
 )
+from schemaless.bus.ownership import require_ours
 from schemaless.bus.reader import PartitionReader
 from schemaless.bus.topics import describe_topic
 from schemaless.cell import ColumnName, RowKey, row_key_text
@@ -536,6 +537,7 @@ class ProgressRecords:
     def __init__(self, bootstrap: str, reader: PartitionReader, datastore: Datastore) -> None:
         self._reader = reader
         self._datastore = datastore
+        require_ours(bootstrap, datastore)
         cells = describe_topic(bootstrap, datastore.topic, timeout_s=_TIMEOUT_S)
         self._topic_id = str(cells.topic_id)
         self.partition_counts = {datastore.topic: len(cells.partitions)}

@@ -26,6 +26,7 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message,
 from confluent_kafka.admin import AdminClient, MemberDescription, OffsetSpec  # type: ignore[attr-defined]
 
 from schemaless.bus.client import NOT_KNOWN_YET, client_settings, metadata_of, translate, translated
+from schemaless.bus.ownership import NO_SHARD, PROGRESS_FORMAT, require_ours, verify_owner
 from schemaless.bus.reader import PartitionReader, Span
 from schemaless.bus.topics import MESSAGE_BYTES_MAX, raised_topics, record_bytes_max, topic_id, topic_ids
 from schemaless.cell import StoredCell, row_key_text
@@ -407,7 +408,7 @@ class PartitionLog:
         for position in positions:
             self._producer.produce(
                 self._datastore.progress_topic,
-                progress_value(position, self._topic_id),
+                progress_value(position, self._topic_id, self._datastore.installation),
                 progress_key(position.shard),
                 self._partition,
                 on_delivery=self._note_offset,
@@ -421,8 +422,6 @@ class PartitionLog:
 # was lost. Then the shard's last record in the cells topic is its progress. If that is gone, too, an operator has to
 # seek. A record carries the digest of the cell that it stands on, so nobody continues on another history (I16).
 
-PROGRESS_FORMAT = 2
-"""The version of progress records. Those of version 1 have no digest."""
 _FIRST_WINDOW = 100_000
 _TAIL_WINDOW = 16  # the last transaction mostly ends with the record that is looked for
 log = structlog.get_logger()
@@ -451,7 +450,7 @@ class Progress(msgspec.Struct, frozen=True):
         )
 
 
-class _Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class ProgressEntry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Value of a progress record. `topic` is the id of the cells topic that was published to, not its name."""
 
     shard: int
@@ -460,13 +459,14 @@ class _Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     topic: str = ""
     digest: int | None = None
     format: int = 1
+    installation: str = ""
 
     @property
     def position(self) -> Position:
         return Position(self.shard, self.generation, self.added_id, digest=self.digest)
 
 
-_decode_entry = msgspec.msgpack.Decoder(_Entry).decode
+_decode_entry = msgspec.msgpack.Decoder(ProgressEntry).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -474,10 +474,12 @@ def progress_key(shard: int) -> bytes:
     return str(shard).encode()
 
 
-def progress_value(position: Position, topic_id: str) -> bytes:
+def progress_value(position: Position, topic_id: str, installation: str) -> bytes:
     at = position.location
     return _encode(
-        _Entry(position.shard, at.generation, at.added_id, topic_id, position.digest, format=PROGRESS_FORMAT)
+        ProgressEntry(
+            position.shard, at.generation, at.added_id, topic_id, position.digest, PROGRESS_FORMAT, installation
+        )
     )
 
 
@@ -597,6 +599,7 @@ def read_publish_status(bootstrap: str, datastore: Datastore, *, timeout_s: floa
     }
     if not {datastore.topic, datastore.progress_topic} <= topics.keys():
         return PublishStatus({}, frozenset(), owners, exists=False)
+    require_ours(bootstrap, datastore, timeout_s=timeout_s)
     (topic_id,) = topic_ids(admin, bootstrap, [datastore.topic], timeout_s=timeout_s)
     positions: dict[int, Position] = {}
     emptied: set[int] = set()
@@ -666,13 +669,8 @@ def _from_cells(
     return none | found
 
 
-def recorded_position(record: Record) -> Position:
-    """Returns the position that a record of progress has. Raises Corrupt for a record that isn't ours."""
-    return _entry_of(record).position
-
-
-def _entry_of(record: Record) -> _Entry:
-    """Raises Corrupt for a record that isn't ours."""
+def progress_entry(record: Record) -> ProgressEntry:
+    """Returns what a record of progress says. Raises Corrupt for a record that isn't ours."""
     try:
         return _decode_entry(record.value)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -681,12 +679,13 @@ def _entry_of(record: Record) -> _Entry:
 
 def _recorded(reader: PartitionReader, datastore: Datastore, partition: int, span: Span, topic_id: str) -> Progress:
     """Returns the progress of each shard by its last record in the span."""
-    last: dict[int, _Entry] = {}
+    last: dict[int, ProgressEntry] = {}
     for records in reader.read(datastore.progress_topic, partition, span):
         for record in records:
-            entry = _entry_of(record)
+            entry = progress_entry(record)
             last.pop(entry.shard, None)  # in the order of their last records
             last[entry.shard] = entry
+    last.pop(NO_SHARD, None)
     for entry in last.values():
         if entry.format != PROGRESS_FORMAT:
             raise Misconfigured(
@@ -698,6 +697,7 @@ def _recorded(reader: PartitionReader, datastore: Datastore, partition: int, spa
                     else "run the newer program that wrote it"
                 )
             )
+        verify_owner(datastore, entry.installation)
     return Progress(
         positions={shard: entry.position for shard, entry in last.items()},
         unrecorded={},

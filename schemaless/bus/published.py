@@ -15,12 +15,11 @@ from confluent_kafka import IsolationLevel, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from schemaless.bus.client import client_settings, translate, translated
-from schemaless.bus.partition_log import Place, ends_of, recorded_position
+from schemaless.bus.partition_log import Place, ProgressEntry, ends_of, progress_entry
 from schemaless.bus.reader import follow_topics
 from schemaless.errors import BusUnavailable, Corrupt, SchemalessError
 from schemaless.location import Location
 from schemaless.names import is_progress_topic
-from schemaless.position import Position
 from schemaless.record import Record
 from schemaless.topology import Datastore
 
@@ -36,7 +35,7 @@ class PublishedLocations:
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
         self._admin = AdminClient(client_settings(bootstrap))
-        self._found: dict[Place, Location] = {}  # by progress topic and shard
+        self._found: dict[tuple[str, int, str], Location] = {}  # by progress topic, shard and installation
         self._reached: dict[Place, int] = {}  # by topic and partition the offset that is read next
         self._is_another = False  # a topic was made anew
         self._moved = threading.Condition()
@@ -50,22 +49,26 @@ class PublishedLocations:
         Raises BusUnavailable where Kafka doesn't say in time where the topics end, or they aren't read so far.
         """
         deadline = time.monotonic() + timeout_s
-        names = {datastore.progress_topic: datastore.name for datastore in datastores}
+        known = {datastore.progress_topic: datastore for datastore in datastores}
         before = self._reached
-        ends = self._ends(names, timeout_s)
+        ends = self._ends(known, timeout_s)
         with self._moved:
             if any(before.get(place, 0) > end for place, end in ends.items()):
                 self._is_another = True
                 raise BusUnavailable("a progress topic was made anew, and is read again")
             if not self._moved.wait_for(lambda: self._is_at(ends), max(0.0, deadline - time.monotonic())):
                 raise BusUnavailable(f"the progress topics aren't read to their ends within {timeout_s} s")
-            return {(names[topic], shard): at for (topic, shard), at in self._found.items() if topic in names}
+            return {
+                (known[topic].name, shard): at
+                for (topic, shard, installation), at in self._found.items()
+                if topic in known and known[topic].installation == installation
+            }
 
     def close(self) -> None:
         self._over.set()
         self._thread.join(_END_S)
 
-    def _ends(self, topics: Mapping[str, str], timeout_s: float) -> dict[Place, int]:
+    def _ends(self, topics: Iterable[str], timeout_s: float) -> dict[Place, int]:
         with translated("asking Kafka for its topics"):
             there = self._admin.list_topics(timeout=timeout_s).topics
         places = [(topic, partition) for topic in topics if topic in there for partition in there[topic].partitions]
@@ -91,19 +94,21 @@ class PublishedLocations:
             self._found, self._reached, self._is_another = {}, {}, False
         with closing(follow_topics(self._bootstrap, is_progress_topic)) as following:
             for records, reached in following:
-                positions = [(record.topic, at) for record in records if (at := _position(record)) is not None]
+                entries = [(record.topic, entry) for record in records if (entry := _entry(record)) is not None]
                 with self._moved:
-                    self._found |= {(topic, at.shard): at.location for topic, at in positions}
+                    self._found |= {
+                        (topic, entry.shard, entry.installation): entry.position.location for topic, entry in entries
+                    }
                     self._reached = self._reached | reached
                     self._moved.notify_all()
                 if self._is_another or self._over.is_set():
                     return
 
 
-def _position(record: Record) -> Position | None:
+def _entry(record: Record) -> ProgressEntry | None:
     """Returns None for a record that isn't ours: it hides nothing of other shards, or of what was published before."""
     try:
-        return recorded_position(record)
+        return progress_entry(record)
     except Corrupt as error:
         log.warning("a record of progress is passed over", topic=record.topic, why=str(error))
         return None

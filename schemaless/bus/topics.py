@@ -20,6 +20,7 @@ from confluent_kafka.admin._topic import TopicDescription
 from confluent_kafka.cimpl import NewTopic
 
 from schemaless.bus.client import client_settings, metadata_of, translate, translated
+from schemaless.bus.ownership import claim_topics
 from schemaless.cell import StoredCell
 from schemaless.errors import BusUnavailable, Misconfigured, TopicMissing
 from schemaless.location import INT64_MAX
@@ -33,13 +34,15 @@ _ASKING = "asking Kafka for its topics"
 
 
 def ensure_topics(bootstrap: str, datastore: Datastore, *, timeout_s: float = 10.0) -> None:
-    """Makes the topics that are missing, and returns when both exist with at least the datastore's partitions.
+    """Makes the topics that are missing, claims them, and returns when both exist with at least the datastore's
+    partitions.
 
     It waits for all leaders of a topic that it made, and for one of a topic that existed: a broker may be away, and the
     partitions of the others have to be tailed meanwhile.
 
     Logs unusual settings of a topic that exists. Raises Misconfigured for too few partitions and for settings that
-    would lose cells or progress, BusUnavailable after `timeout_s` at the latest.
+    would lose cells or progress, AnotherInstallation for topics that aren't ours, BusUnavailable after `timeout_s` at
+    the latest.
     """
     deadline = time.monotonic() + timeout_s
     admin = AdminClient(client_settings(bootstrap))
@@ -56,6 +59,7 @@ def ensure_topics(bootstrap: str, datastore: Datastore, *, timeout_s: float = 10
         time.sleep(_POLL_S)
     if len(missing) < len(wanted):
         _check_settings(admin, datastore, timeout_s)
+    claim_topics(bootstrap, datastore, timeout_s=timeout_s)
 
 
 def ensure_topic(bootstrap: str, topic: str, partitions: int, *, timeout_s: float) -> None:

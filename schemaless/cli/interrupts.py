@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -22,7 +23,8 @@ def until_interrupted() -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
         raise KeyboardInterrupt
 
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job in the background
+    is_background = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if is_background or threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGALRM, signal.SIGINT)}

@@ -258,10 +258,11 @@ class MoveView(View, frozen=True):
 
 class TopologyView(View, frozen=True):
     """The servers. Shard n has its home on `placement[n]`. `version` is the highest epoch. `operation` is an order
-    under way, and `moves` are the shards that change their home.
+    under way, and `moves` are the shards that change their home. Topics of another `installation` are no topics of it.
     """
 
     datastore: str
+    installation: str
     version: int
     shards: Count
     partitions: Count
@@ -272,6 +273,7 @@ class TopologyView(View, frozen=True):
 
     example: ClassVar[Any] = {
         "datastore": "mezzanine",
+        "installation": "9f86d081884c7d65",
         "version": 3,
         "shards": 2,
         "partitions": 2,

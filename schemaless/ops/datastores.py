@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
@@ -206,7 +207,7 @@ def _union(storage: Storage[Any], answers: Answers[dict[str, Datastore]]) -> dic
 def _register(storage: SyncStorage, wanted: Datastore) -> Datastore:
     """Writes the catalogue row on every master. Of two creators at once, the first master decides who was first.
 
-    Raises Misconfigured where it exists with other counts.
+    Raises Misconfigured where it exists with other counts, or where a master is of another installation.
     """
 
     def existing(master: SyncNode) -> Datastore | None:
@@ -215,6 +216,7 @@ def _register(storage: SyncStorage, wanted: Datastore) -> Datastore:
     masters = storage.masters
     for master in masters:
         master.run(schema.create_server_tables)
+    _install(masters)
     # A datastore that was created before a cluster was added keeps its placement.
     agreed = next((found for master in masters if (found := existing(master)) is not None), wanted)
     for master in masters:
@@ -224,6 +226,20 @@ def _register(storage: SyncStorage, wanted: Datastore) -> Datastore:
             raise _other_counts(wanted, written)
         agreed = written
     return agreed
+
+
+def _install(masters: Sequence[SyncNode]) -> None:
+    """Gives every master the id of the installation: the one that some have, or a new one. Raises Misconfigured."""
+    known = (master.run(schema.installation_of) for master in masters)
+    agreed = next((found for found in known if found is not None), secrets.token_hex(8))
+    for master in masters:
+        if (written := master.run(schema.install, agreed)) != agreed:
+            if master is not masters[0]:
+                raise Misconfigured(
+                    f"the topology names servers of two installations: {master.node.name} is of {written}, and"
+                    f" {masters[0].node.name} of {agreed}"
+                )
+            agreed = written
 
 
 def _create_missing_shards(storage: SyncStorage, datastore: Datastore, progress: Progress) -> None:

@@ -177,6 +177,7 @@ def bring_up(storage: SyncStorage, nodes: Sequence[Node], account: Node) -> None
                 continue
             ready = master.run(schema.datastores)
             for name, datastore in master.run(lambda: schema.datastores(ready=False)).items():
+                new.run(schema.install, datastore.installation)
                 new.run(schema.insert_datastore, datastore)
                 new.run(schema.grant_datastore, datastore, to)  # any cluster may get shards of it
                 if name in ready:

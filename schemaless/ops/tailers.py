@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
+from schemaless.bus.ownership import require_ours
 from schemaless.bus.partition_log import (
     Owner,
     PartitionLog,
@@ -432,6 +433,7 @@ def plan_generation(
     StorageUnavailable when Kafka or the shard's master is unreachable, Invalid for a wrong start, and Misconfigured
     where no generation may be opened: topic and MySQL agree, one was opened already, or progress is unknown.
     """
+    require_ours(kafka, datastore)
     progress_id = topic_id(kafka, datastore.topic, timeout_s=10.0)
     master = storage.master(datastore.home(shard))
     with PartitionReader(kafka) as reader:

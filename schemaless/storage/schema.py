@@ -14,7 +14,7 @@ from schemaless.storage.sql import NOW, SERVICE_PRIVILEGES, Name, Script, litera
 from schemaless.storage.table import Table
 from schemaless.topology import Datastore
 
-FORMAT_VERSION = 13
+FORMAT_VERSION = 14
 """Of the server's database and of every shard database: a shard is made only where the server's is known."""
 
 _SECTION = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
@@ -28,6 +28,18 @@ def create_server_tables() -> Operation[None]:
         " WHERE NOT EXISTS (SELECT * FROM schemaless.format)"
     )
     yield from check_format()
+
+
+def install(installation: str) -> Operation[str]:
+    """Gives a server's databases the id of their installation, and returns the one that they have: the first counts."""
+    yield sql("INSERT IGNORE INTO schemaless.installation (id) VALUES (%s)", installation)
+    return str((yield from installation_of()))
+
+
+def installation_of() -> Operation[str | None]:
+    """Returns the id of the installation that a server's databases are of, or None where they have none yet."""
+    rows = yield from query("SELECT id FROM schemaless.installation")
+    return str(rows[0][0]) if rows else None
 
 
 def check_format() -> Operation[None]:
@@ -87,7 +99,8 @@ def _section(name: str) -> Script:
 
 # datastore: which datastores there are. Written to every cluster, so that any one of them can answer.
 
-_DATASTORES = Table("schemaless.datastore", Datastore, moves="NULL")
+_INSTALLATION = "COALESCE((SELECT id FROM schemaless.installation), '')"
+_DATASTORES = Table("schemaless.datastore", Datastore, moves="NULL", installation=_INSTALLATION)
 
 
 def insert_datastore(datastore: Datastore) -> Operation[None]:
@@ -141,6 +154,7 @@ GROUPS = {
     "job": TableGroup.HOME,  # of parked cells. Those of an index stay with their checks
     "checkpoint": TableGroup.HOME,  # of a trigger program. Those of an index are PLACEMENT
     "format": TableGroup.EVERYWHERE,
+    "installation": TableGroup.EVERYWHERE,
     "datastore": TableGroup.EVERYWHERE,
     "placement": TableGroup.EVERYWHERE,
     "token": TableGroup.EVERYWHERE,

@@ -8,6 +8,12 @@ CREATE TABLE IF NOT EXISTS schemaless.format (
     version INT UNSIGNED NOT NULL PRIMARY KEY
 ) ENGINE=InnoDB;
 
+-- The id that all servers of an installation have, and what it has published says (I20).
+CREATE TABLE IF NOT EXISTS schemaless.installation (
+    one TINYINT UNSIGNED NOT NULL DEFAULT 1 PRIMARY KEY,
+    id VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL
+) ENGINE=InnoDB;
+
 CREATE TABLE IF NOT EXISTS schemaless.datastore (
     name VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,
     shards INT UNSIGNED NOT NULL,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Literal
 
+from schemaless.bus.ownership import require_ours
 from schemaless.bus.plain_transport import GroupReader
 from schemaless.bus.reader import Span
 from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell, microseconds_since_epoch, with_trace
@@ -28,6 +29,7 @@ from schemaless.record import ForeignRecord
 from schemaless.runtime.batching import chunks
 from schemaless.shard_cursor import ProvenPage
 from schemaless.subscriber.engine import Batch, FollowedShards, LogAnswers, ReadLog, Steps, SubscriberCounts
+from schemaless.topology import Datastore
 
 Known = Mapping[int, Position | Location]
 """By shard, where to continue."""
@@ -93,7 +95,9 @@ class Subscriber:
             raise Misconfigured(f"the topic has {in_topic} partitions, and {datastore} {len(known)}")
         if in_topic > len(known):
             _log.error("the topic has %d partitions, and %s %d: others are left out", in_topic, datastore, len(known))
-        self._shards = FollowedShards(len(self._history.heads()), len(known))
+        shards = len(self._history.heads())
+        require_ours(kafka, Datastore(datastore, shards, len(known), (), installation=self._history.installation()))
+        self._shards = FollowedShards(shards, len(known))
         self._reader.join(wanted)
 
     @property
@@ -263,6 +267,10 @@ class ShardHistory:
     def partitions(self) -> int:
         """Returns how many partitions the datastore has. Its topic has more where somebody raised them."""
         return int(self._client.document("/topology")["partitions"])
+
+    def installation(self) -> str:
+        """Returns the id of the databases that the hosts read (I20)."""
+        return str(self._client.document("/topology")["installation"])
 
     def heads(self) -> dict[int, Location]:
         """Returns the head of every shard."""

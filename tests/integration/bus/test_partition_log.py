@@ -76,7 +76,7 @@ def added_ids(kafka, datastore, count):
 def write_progress(kafka, datastore, position):
     """A record of progress without its cells."""
     producer = Producer({"bootstrap.servers": kafka})
-    value = progress_value(position, topic_id(kafka, datastore.topic, timeout_s=10))
+    value = progress_value(position, topic_id(kafka, datastore.topic, timeout_s=10), "")
     producer.produce(datastore.progress_topic, value, progress_key(position.shard), 1)
     assert producer.flush(10) == 0
 

@@ -43,7 +43,7 @@ def publish(bootstrap, datastore, *locations):
     producer.init_transactions(10)
     producer.begin_transaction()
     for shard, generation, added_id in locations:
-        value = progress_value(Position(shard, generation, added_id), "")
+        value = progress_value(Position(shard, generation, added_id), "", datastore.installation)
         producer.produce(datastore.progress_topic, value, progress_key(shard), datastore.partition(shard))
         producer.poll(0)
     producer.commit_transaction(30)

@@ -50,7 +50,7 @@ def read(*values):
 
 def test_the_last_record_of_a_shard_counts():
     """Also behind one of an older format, which compaction hasn't removed yet."""
-    assert read(of_format(1), progress_value(position(3), "id")).positions == {0: position(3)}
+    assert read(of_format(1), progress_value(position(3), "id", "")).positions == {0: position(3)}
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_the_last_record_of_a_shard_counts():
 )
 def test_another_format_is_refused_with_what_to_do(version, what_to_do):
     with pytest.raises(Misconfigured, match=rf"trips.progress has a record of format {version}.*{what_to_do}"):
-        read(progress_value(position(1), "id"), of_format(version))
+        read(progress_value(position(1), "id", ""), of_format(version))
 
 
 SHARDS = Datastore("trips", 3, 1, ("a",))
@@ -82,7 +82,7 @@ class Topics:
     def opened(self):
         """Reads progress and records what is unrecorded, as the log does. Returns the number of each shard."""
         found = read_progress(self, SHARDS, 0, "id")
-        self.values[SHARDS.progress_topic] += [progress_value(at, "id") for at in found.unrecorded.values()]
+        self.values[SHARDS.progress_topic] += [progress_value(at, "id", "") for at in found.unrecorded.values()]
         return {shard: at.added_id for shard, at in found.positions.items()}
 
 
@@ -94,7 +94,7 @@ def test_a_topic_that_loses_its_end_again_before_anything_is_published_gets_both
     reached = [Position(cell.shard, 1, 1, digest=cell_digest(cell)) for cell in cells]
     topics = Topics(
         [encode_record(cell) for cell in cells],
-        [progress_value(at, "id") for at in (*map(beginning, range(3)), *reached)],
+        [progress_value(at, "id", "") for at in (*map(beginning, range(3)), *reached)],
     )
     assert topics.opened() == {0: 1, 1: 1, 2: 1}
     del topics.values[SHARDS.topic][2:]
