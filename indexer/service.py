@@ -17,7 +17,7 @@ from indexer.index_cleaner import MINIONS_SHARE, DiffersFromCells, IndexCleaner,
 from indexer.maintainer import Maintainer
 from indexer.throttle import Throttle
 from indexer.walker import BuildLoad, BusyTurns, RefusedWrites, WalkedCheckpoints, Walker
-from schemaless.bus.transport import take_part, transport_of
+from schemaless.bus.transport import transport_of
 from schemaless.config import IndexerSettings
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints
 from schemaless.consume.host import Consumer, ConsumerHost
@@ -30,6 +30,7 @@ from schemaless.index.switch import retire_when_due, switch_to
 from schemaless.index.versions import NamedIndex, VersionKey, VersionRole
 from schemaless.names import INDEX_PREFIX, INDEXER, index_consumer, index_table_name, indexer_group
 from schemaless.ops.datastores import Catalogue
+from schemaless.ops.ownership import take_part
 from schemaless.runtime.batching import all_or_first_error, chunks
 from schemaless.storage import (
     checkpoint_table,
@@ -126,7 +127,7 @@ class DatastoreIndexer:
     async def run(self) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(take_part(self._transport, self._kafka, self._datastore))
+                tasks.create_task(take_part(self._transport, self._storage, self._kafka, self._datastore))
                 tasks.create_task(self._host.run())
                 tasks.create_task(self._worker.run(self._host.report))
                 tasks.create_task(self._follow_definitions())

@@ -25,7 +25,7 @@ from schemaless.bus.membership import Membership
 from schemaless.bus.partition_log import HangingTransactionsWatch, LogState, PartitionLog
 from schemaless.bus.topics import TopicsWatch, ensure_topics, raised_topics
 from schemaless.config import TailerSettings, program_version
-from schemaless.errors import BusUnavailable, Corrupt, Fenced, Misconfigured, SchemalessError
+from schemaless.errors import BusUnavailable, Corrupt, Fenced, Misconfigured, SchemalessError, StorageUnavailable
 from schemaless.location import Location
 from schemaless.names import TAILER, Stall
 from schemaless.runtime.events import Event, emit
@@ -46,6 +46,9 @@ class DatastoreTailer:
     def __init__(self, datastore: Datastore, context: TailerContext) -> None:
         self.datastore = self._datastore = datastore
         self._context = context
+        self.challenges: Sequence[str] = ()
+        """What processes ask that read the same databases (I20). The group's offsets answer it."""
+        self._is_proven = False
         self._stopping = asyncio.Event()
         self._leave: LeaveReason | None = None
         self._member: GroupMember | None = None
@@ -140,6 +143,10 @@ class DatastoreTailer:
                         self._failure = Stall.NO_KAFKA, str(error)
                         log.warning("datastore is not tailed", datastore=name, stall=Stall.NO_KAFKA, why=str(error))
                         retry_s = REJOIN_S
+                    except StorageUnavailable as error:
+                        self._failure = Stall.MASTER_DOWN, str(error)
+                        log.warning("datastore is not tailed", datastore=name, stall=Stall.MASTER_DOWN, why=str(error))
+                        retry_s = REJOIN_S
                     except Misconfigured as error:
                         self._failure = Stall.REFUSED, str(error)
                         log.error("datastore is not tailed", datastore=name, stall=Stall.REFUSED, why=str(error))
@@ -149,8 +156,14 @@ class DatastoreTailer:
             self._group_thread.shutdown(wait=False)
 
     async def _take_part(self, tails: asyncio.TaskGroup) -> None:
-        """Joins the group, and leaves it at `stop` or for a reason."""
+        """Makes what topics are missing, joins the group, and leaves it at `stop` or for a reason."""
         self._leave = None
+        kafka = self._context.settings.kafka
+        making = partial(ensure_topics, kafka, self._datastore, timeout_s=TOPICS_TIMEOUT_S)
+        await in_thread(self._group_thread, making)
+        if not self._is_proven:
+            await self._context.prove(self._datastore)
+            self._is_proven = True
         join = partial(
             GroupMember,
             self._context.settings,
@@ -165,7 +178,7 @@ class DatastoreTailer:
         try:
             while self._leave is None and not self._stopping.is_set():
                 tailed = [owned.partition for owned in self._owned if owned.tailed]
-                noticed = await in_thread(self._group_thread, member.poll, tailed)
+                noticed = await in_thread(self._group_thread, member.poll, tailed, self.challenges)
                 self._leave = self._leave or noticed
                 failed = [owned for owned in self._owned if owned.unconfirmed]
                 for owned in failed:
@@ -430,8 +443,7 @@ class GroupMember:
         revoked: Callable[[Sequence[int]], Coroutine[None, None, None]],
         lost: Callable[[Sequence[int]], None],
     ) -> None:
-        """Makes the topics that are missing, and joins the group. Raises BusUnavailable, Misconfigured."""
-        ensure_topics(settings.kafka, datastore, timeout_s=TOPICS_TIMEOUT_S)
+        """Joins the group. Raises BusUnavailable, Misconfigured."""
         topics = (datastore.topic, datastore.progress_topic)
 
         self._datastore = datastore
@@ -454,12 +466,15 @@ class GroupMember:
             lost=partial(_call_soon, loop, lost),
         )
 
-    def poll(self, tailed: Collection[int]) -> LeaveReason | None:
-        """Lets the group's decisions take effect. Returns why the group has to be left, if it has to.
+    def poll(self, tailed: Collection[int], challenges: Sequence[str] = ()) -> LeaveReason | None:
+        """Lets the group's decisions take effect, and answers challenges. Returns why the group has to be left, if it
+        has to.
 
         `tailed` are the partitions whose log is open. Raises BusUnavailable or Misconfigured.
         """
         self._membership.poll(POLL_S)
+        if challenges:
+            self._membership.answer(challenges)
         answered, changed = self._topics.answered, self._topics.changed()
         was_away = self._topics.answered > answered and self._membership.kafka_answers()
         if changed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -123,6 +123,8 @@ class TailerContext:
     opening: Executor
     closing: Executor
     """Threads of its own, because those that open logs may all wait for a broker that hangs."""
+    prove: Callable[[Datastore], Awaitable[None]]
+    """Returns once a datastore's topics are proven to be of these databases (I20)."""
     metrics: TailerMetrics = field(default_factory=TailerMetrics)
 
 

@@ -16,6 +16,7 @@ from schemaless.errors import SchemalessError
 from schemaless.location import Location
 from schemaless.names import TAILER
 from schemaless.ops.datastores import Catalogue
+from schemaless.ops.ownership import fetch_challenges, prove_ours
 from schemaless.ops.tailers import fetch_commands, latest
 from schemaless.runtime.lifecycle import pause
 from schemaless.storage.asyncmy_driver import AsyncStorage
@@ -57,6 +58,7 @@ class TailerService:
             settings=settings,
             readers=self._readers,
             heads=self._heads,
+            prove=partial(prove_ours, storage, settings.kafka),
             paused=self.is_paused,
             slots=TailerSlots(TRANSACTIONS_MAX),
             publishing=ThreadPoolExecutor(TailerSlots.threads_max(TRANSACTIONS_MAX), thread_name_prefix="publish"),
@@ -100,6 +102,9 @@ class TailerService:
             found: Mapping[str, Datastore] = {}
             try:
                 self._obey(await fetch_commands(self._storage))
+                asked = await fetch_challenges(self._storage)
+                for name, tailer in self._datastores.items():
+                    tailer.challenges = asked.get(name, ())
                 if time.monotonic() - looked_at >= CATALOGUE_S:
                     named = self._settings.datastores
                     known = await self._catalogue.all()

@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 
 import structlog
-from confluent_kafka import OFFSET_END, Consumer, KafkaError, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, MemberDescription  # type: ignore[attr-defined]
 
-from schemaless.bus.client import REFUSALS, client_settings, translate, translated
+from schemaless.bus.client import NOT_KNOWN_YET, REFUSALS, client_settings, translate, translated
 from schemaless.names import Stall, tailer_group
 from schemaless.runtime.events import Event, emit
 from schemaless.topology import Datastore
@@ -24,6 +25,7 @@ log = structlog.get_logger()
 Partitions = Callable[[Sequence[int]], None]
 """Called with partition numbers, in the thread that polls."""
 
+_SEPARATOR = ","
 _POLL_INTERVAL_MAX_S = 30
 _ANSWER_POLL_S = 0.05
 _HEARTBEAT_MAX_S = 0.25  # members learn of a rebalance with their next heartbeat, so a partition waits that long
@@ -56,6 +58,8 @@ class Membership:
         self._group = tailer_group(datastore.name)
         self._progress_topic = datastore.progress_topic
         self._asked = self._answered = 0
+        self._saying, self._said = "", ""  # in the group's offsets, beside the questions
+        self._sayings: dict[int, str] = {}
         self._is_away = False
         self._consumer = Consumer(
             {
@@ -101,14 +105,27 @@ class Membership:
         subscribes: Kafka forgets it after a week. An AdminClient may not ask for the group: librdkafka ends the process
         where that meets a broken connection (seen on 2.16.1). Raises what `poll` does.
         """
-        self._asked += 1
-        question = TopicPartition(self._progress_topic, 0, self._asked)
-        with translated(f"asking group {self._group}"):
-            self._consumer.commit(offsets=[question], asynchronous=True)
+        self._ask()
         deadline = time.monotonic() + timeout_s
         while self._answered < self._asked and time.monotonic() < deadline:
             self.poll(_ANSWER_POLL_S)
         return self._answered
+
+    def answer(self, challenges: Sequence[str]) -> None:
+        """Answers what processes ask that read the same databases (I20). To be called often: what the group refused
+        while it was being assigned is said again.
+        """
+        text = _SEPARATOR.join(challenges)
+        if text != self._said and text not in self._sayings.values():
+            self._saying = text
+            self._ask()
+
+    def _ask(self) -> None:
+        self._asked += 1
+        self._sayings[self._asked] = self._saying
+        question = TopicPartition(self._progress_topic, 0, self._asked, self._saying)
+        with translated(f"asking group {self._group}"):
+            self._consumer.commit(offsets=[question], asynchronous=True)
 
     @property
     def is_away(self) -> bool:
@@ -130,8 +147,10 @@ class Membership:
         self._consumer.close()
 
     def _on_commit(self, error: KafkaError | None, places: list[TopicPartition]) -> None:
+        sayings = [self._sayings.pop(place.offset, "") for place in places]
         if error is None and all(place.error is None for place in places):
             self._answered = max(self._answered, *(place.offset for place in places))
+            self._said = sayings[-1]
 
     def _on_error(self, error: KafkaError) -> None:
         # A member whose broker is away isn't told by an exception: it keeps what it has, or hears of nothing new.
@@ -154,3 +173,40 @@ class Membership:
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._lost([partition.partition for partition in partitions])
         consumer.incremental_unassign(partitions)
+
+
+class TailersGroup:
+    """The tailers' group as a process sees it that isn't in it. One thread at a time."""
+
+    def __init__(self, bootstrap: str, datastore: Datastore, *, timeout_s: float) -> None:
+        self._group = tailer_group(datastore.name)
+        self._place = TopicPartition(datastore.progress_topic, 0)
+        self._timeout_s = timeout_s
+        self._consumer = Consumer({**client_settings(bootstrap), "group.id": self._group})
+        self._admin = AdminClient(client_settings(bootstrap))
+
+    def answered(self) -> Sequence[str]:
+        """Returns the challenges that the group answered last, the newest first."""
+        with translated(f"asking what group {self._group} has answered"):
+            (found,) = self._consumer.committed([self._place], timeout=self._timeout_s)
+        return found.metadata.split(_SEPARATOR) if found.metadata else []
+
+    def has_members(self) -> bool:
+        return bool(members_of(self._admin, self._group, timeout_s=self._timeout_s))
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+def members_of(admin: AdminClient, group: str, *, timeout_s: float) -> list[MemberDescription]:
+    deadline = time.monotonic() + timeout_s
+    with translated(f"asking Kafka for group {group}"):
+        while True:
+            try:
+                asked = admin.describe_consumer_groups([group], request_timeout=timeout_s)
+                members: list[MemberDescription] = asked[group].result().members
+                return members
+            except KafkaException as error:
+                if error.args[0].code() not in NOT_KNOWN_YET or time.monotonic() > deadline:
+                    raise
+                time.sleep(_ANSWER_POLL_S)

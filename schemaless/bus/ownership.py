@@ -7,10 +7,7 @@ counts. A claim is a record of its own key, which is written once: compaction ne
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
-import structlog
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
@@ -20,14 +17,11 @@ from schemaless.errors import AnotherInstallation, BusUnavailable
 from schemaless.location import BEGINNING
 from schemaless.topology import Datastore
 
-log = structlog.get_logger()
-
 PROGRESS_FORMAT = 3
 """The version of progress records. Those of version 1 have no digest, and of version 2 no installation."""
 NO_SHARD = -1
 """The shard of a record that only claims."""
 _PARTITION = 0
-_AGAIN_S = 1.0
 _TIMEOUT_S = 10.0
 
 
@@ -95,19 +89,3 @@ def verify_owner(datastore: Datastore, owner: str) -> None:
             f"{datastore.topic} belongs to another installation, {owner}, and these databases are of"
             f" {datastore.installation}"
         )
-
-
-async def wait_until_ours(bootstrap: str, datastore: Datastore) -> None:
-    """Returns once the topics are there, and claimed by this installation. Raises AnotherInstallation."""
-    said = ""
-    while True:
-        try:
-            if await asyncio.to_thread(require_ours, bootstrap, datastore):
-                return
-            why = f"{datastore.topic} isn't there yet: tailers make it"
-        except BusUnavailable as error:
-            why = str(error)
-        if why != said:
-            log.warning("a group isn't joined yet", datastore=datastore.name, why=why)
-            said = why
-        await asyncio.sleep(_AGAIN_S)

@@ -23,9 +23,10 @@ from types import UnionType
 import msgspec
 import structlog
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message, Producer, ThrottleEvent, TopicPartition
-from confluent_kafka.admin import AdminClient, MemberDescription, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from schemaless.bus.client import NOT_KNOWN_YET, client_settings, metadata_of, translate, translated
+from schemaless.bus.membership import members_of
 from schemaless.bus.ownership import NO_SHARD, PROGRESS_FORMAT, require_ours, verify_owner
 from schemaless.bus.reader import PartitionReader, Span
 from schemaless.bus.topics import MESSAGE_BYTES_MAX, raised_topics, record_bytes_max, topic_id, topic_ids
@@ -591,7 +592,7 @@ def read_publish_status(bootstrap: str, datastore: Datastore, *, timeout_s: floa
     admin = AdminClient(client_settings(bootstrap))
     topics = metadata_of(admin, bootstrap, "asking Kafka for its topics", timeout_s).topics
     group = tailer_group(datastore.name)
-    members = _members(admin, group, time.monotonic() + timeout_s, timeout_s)
+    members = members_of(admin, group, timeout_s=timeout_s)
     owners = {
         assigned.partition: Owner(member.client_id, member.host)
         for member in members
@@ -611,19 +612,6 @@ def read_publish_status(bootstrap: str, datastore: Datastore, *, timeout_s: floa
                 emptied.add(partition)
     counts = {name: len(topic.partitions) for name, topic in topics.items()}
     return PublishStatus(positions, frozenset(emptied), owners, raised=raised_topics(counts, datastore))
-
-
-def _members(admin: AdminClient, group: str, deadline: float, timeout_s: float) -> list[MemberDescription]:
-    with translated("asking Kafka for the group of the tailers"):
-        while True:
-            try:
-                asked = admin.describe_consumer_groups([group], request_timeout=timeout_s)
-                members: list[MemberDescription] = asked[group].result().members
-                return members
-            except KafkaException as error:
-                if error.args[0].code() not in NOT_KNOWN_YET or time.monotonic() > deadline:
-                    raise
-                time.sleep(_POLL_S)
 
 
 def topic_positions(reader: PartitionReader, datastore: Datastore, shards: Iterable[int]) -> dict[int, Position]:

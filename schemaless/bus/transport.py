@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
-from schemaless.bus.ownership import wait_until_ours
 from schemaless.config import FollowerSettings, TransportKind
 from schemaless.errors import Misconfigured
 from schemaless.record import Record
-from schemaless.topology import Datastore
 
 
 class Receiver(Protocol):
@@ -73,11 +71,3 @@ def transport_of(
     return FaustTransport(
         settings.kafka, group, topic, receiver, session_timeout_s=session_timeout_s, read_pause_s=read_pause_s
     )
-
-
-async def take_part(transport: Transport, bootstrap: str, datastore: Datastore) -> None:
-    """Runs a transport once the topics are proven to be of this installation (I20). Raises AnotherInstallation, and
-    what ends a transport.
-    """
-    await wait_until_ours(bootstrap, datastore)
-    await transport.run()

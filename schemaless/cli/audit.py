@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -11,6 +12,7 @@ from rich.table import Table
 from schemaless.audit.report import FINDINGS_MAX, STALL_S, AuditReport
 from schemaless.cli.output import print_json
 from schemaless.cli.targets import JsonOption, servers
+from schemaless.errors import BusUnavailable, StorageUnavailable
 from schemaless.names import index_consumer
 from schemaless.quantity import quantity
 from schemaless.runtime.extras import Extra, needs
@@ -33,13 +35,15 @@ def audit_datastores(
 ) -> None:
     """Compare MySQL, topic, indexes and checkpoints, and name each cell that is missing, extra or different."""
     from schemaless.audit.run import audit
+    from schemaless.ops.ownership import require_proven
 
     reached = servers()
     findings_max = None if name_all else FINDINGS_MAX
-    reports = [
-        audit(reached.topology, reached.kafka, found, stall_s=wait, findings_max=findings_max)
-        for found in reached.datastores(datastore)
-    ]
+    reports = []
+    for found in reached.datastores(datastore):
+        with suppress(StorageUnavailable, BusUnavailable):  # the audit itself says what is away
+            require_proven(reached.topology, reached.kafka, found)
+        reports.append(audit(reached.topology, reached.kafka, found, stall_s=wait, findings_max=findings_max))
     clean = all(report.clean for report in reports)
     if as_json:
         print_json({"clean": clean, "datastores": [report.document() for report in reports]})

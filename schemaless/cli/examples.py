@@ -84,6 +84,7 @@ EXAMPLES = {
     "tailer pause": "schemaless tailer pause trips",
     "tailer resume": "schemaless tailer resume trips",
     "tailer seek": "schemaless tailer seek trips 1:1000 --shard 7 --dry-run",
+    "tailer take-over": "schemaless tailer take-over trips",
     "tailer new-generation": "schemaless tailer new-generation trips --shard 7 --dry-run",
     "token create": "schemaless token create loader --datastore trips --scope write --expires 90d",
     "token list": "schemaless token list",

@@ -34,7 +34,14 @@ def register(app: typer.Typer) -> None:
         app,
         "tailer",
         "Show and control the processes that publish the log to Kafka.",
-        {"status": status, "pause": pause, "resume": resume, "seek": seek, "new-generation": new_generation},
+        {
+            "status": status,
+            "pause": pause,
+            "resume": resume,
+            "seek": seek,
+            "new-generation": new_generation,
+            "take-over": take_over,
+        },
     )
 
 
@@ -93,6 +100,7 @@ def seek(
 ) -> None:
     """Publish again after a location. Skipped cells stay missing in the topic. What it has stays, or comes twice."""
     from schemaless.bus.topics import ensure_topics
+    from schemaless.ops.ownership import require_proven
     from schemaless.ops.tailers import announce_seek, move_progress, plan_seek
     from schemaless.storage.pymysql_driver import SyncStorage
 
@@ -100,6 +108,7 @@ def seek(
     found = reached.datastore(datastore)
     shards = list(range(found.shards)) if shard is None else [_verified(found, shard)]
     generation, added_id = parse_location(location, "location")
+    require_proven(reached.topology, reached.kafka, found)
     with SyncStorage(reached.topology) as storage:
 
         def plan() -> Sequence[SeekMove]:
@@ -139,6 +148,7 @@ def new_generation(
     as_json: JsonOption = False,
 ) -> None:
     """Open a new generation of a shard whose master lost published cells. The topic's lost cells are superseded."""
+    from schemaless.ops.ownership import require_proven
     from schemaless.ops.tailers import plan_generation
     from schemaless.storage import shard_head
     from schemaless.storage.pymysql_driver import SyncStorage
@@ -146,6 +156,7 @@ def new_generation(
     reached = servers()
     found = reached.datastore(datastore)
     _verified(found, shard)
+    require_proven(reached.topology, reached.kafka, found)
     with SyncStorage(reached.topology, timeout_s=_REWRITE_TIMEOUT_S) as storage:
         plan = plan_generation(storage, reached.kafka, found, shard, starts_at)
         _print_generation(shard, plan, as_json=as_json, dry_run=dry_run)
@@ -154,6 +165,22 @@ def new_generation(
         storage.master(found.home(shard)).run(shard_head.open_generation, found, shard, plan.start)
     if not as_json:
         print("opened: tailers announce it by themselves")
+
+
+@needs("tailer take-over", *_EXTRAS)
+@recorded("tailer take-over")
+def take_over(datastore: Name, as_json: JsonOption = False) -> None:
+    """Let these databases have a topic that was tailed from others last: they are a backup, and those are gone."""
+    from schemaless.ops import ownership
+    from schemaless.storage.pymysql_driver import SyncStorage
+
+    reached = servers()
+    found = reached.datastore(datastore)
+    with SyncStorage(reached.topology) as storage:
+        away = ownership.take_over(storage, reached.kafka, found)
+    if as_json:
+        return print_json({"datastore": found.name, "unreachable": away})
+    print(f"{found.topic} is tailed from these databases, once a tailer runs")
 
 
 def _print_generation(shard: int, plan: GenerationPlan, *, as_json: bool, dry_run: bool) -> None:

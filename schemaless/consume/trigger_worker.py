@@ -18,7 +18,7 @@ import msgspec
 import structlog
 
 from schemaless.bus.parked_topic import ParkedTopic
-from schemaless.bus.transport import take_part, transport_of
+from schemaless.bus.transport import transport_of
 from schemaless.config import ConsumerSettings
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints
 from schemaless.consume.host import Consumer, ConsumerHost
@@ -39,6 +39,7 @@ from schemaless.errors import (
 )
 from schemaless.names import trigger_group
 from schemaless.ops.datastores import Catalogue
+from schemaless.ops.ownership import take_part
 from schemaless.quantity import quantity
 from schemaless.runtime.forks import part_from_children
 from schemaless.runtime.lifecycle import cancelled_at, run_service
@@ -90,7 +91,7 @@ async def run_program(
     host.pause(program.consumer, lambda _: True)  # until it is known what people ordered
     try:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(take_part(transport, settings.kafka, datastore))
+            tasks.create_task(take_part(transport, storage, settings.kafka, datastore))
             tasks.create_task(host.run())
             if settings.parked_topic:
                 topic = ParkedTopic(settings.kafka, datastore, program.name)

@@ -159,6 +159,7 @@ GROUPS = {
     "placement": TableGroup.EVERYWHERE,
     "token": TableGroup.EVERYWHERE,
     "tailer_order": TableGroup.EVERYWHERE,
+    "challenge": TableGroup.EVERYWHERE,  # of those that have it, one has to answer
     "index_definition": TableGroup.EVERYWHERE,
     "index_build": TableGroup.EVERYWHERE,
     "erasure": TableGroup.EVERYWHERE,  # brought by cleaners. What a row says of its own cluster stays

@@ -255,6 +255,14 @@ CREATE TABLE IF NOT EXISTS schemaless.tailer_order (
     changed_at DATETIME(6) NOT NULL COMMENT 'by the clock of whoever said it'
 ) ENGINE=InnoDB;
 
+-- What processes ask before they join a group: tailers of the same databases answer it in Kafka (I20). On every cluster.
+CREATE TABLE IF NOT EXISTS schemaless.challenge (
+    datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    nonce VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    made_at DATETIME(6) NOT NULL,
+    PRIMARY KEY (datastore, nonce)
+) ENGINE=InnoDB;
+
 -- One row for each version of an index, on every cluster. A row only moves forward: to a later stage, and to the order of
 -- a higher revision. A version that is gone keeps its row until a later one exists, so no number is used twice.
 CREATE TABLE IF NOT EXISTS schemaless.index_definition (

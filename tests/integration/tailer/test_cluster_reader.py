@@ -125,7 +125,16 @@ async def open_tail(running, kafka, datastore, reader):
     threads = ThreadPoolExecutor(1)
     partition_log = PartitionLog(kafka, datastore, 0)
     context = TailerContext(
-        settings, {"a": reader}, dict, lambda name: False, TailerSlots(1), threads, TailerSlots(1), threads, threads
+        settings,
+        {"a": reader},
+        dict,
+        lambda name: False,
+        TailerSlots(1),
+        threads,
+        TailerSlots(1),
+        threads,
+        threads,
+        asyncio.sleep,
     )
     yield PartitionTail(datastore, partition_log, await asyncio.to_thread(partition_log.open), context)
     partition_log.close()

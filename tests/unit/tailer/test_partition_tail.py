@@ -87,6 +87,7 @@ def tail_of(clusters, published, *, datastore=DATASTORE):
         TailerSlots(1),
         AtOnce(),
         AtOnce(),
+        asyncio.sleep,
     )
     log = FakeLog()
     progress = {shard: Position(shard, 1, added_id) for shard, added_id in published.items()}

@@ -46,7 +46,7 @@ def test_a_group_whose_coordinator_is_chosen_just_now_is_asked_for_again(refused
 def test_another_error_is_told_at_once(refused):
     """It isn't asked for again: the second answer would be a group without members."""
     refused(KafkaError.REQUEST_TIMED_OUT)
-    with pytest.raises(BusUnavailable, match="the group of the tailers"):
+    with pytest.raises(BusUnavailable, match="asking Kafka for group"):
         read_publish_status("none", DATASTORE)
 
 
