@@ -466,7 +466,7 @@ class GroupMember:
             lost=partial(_call_soon, loop, lost),
         )
 
-    def poll(self, tailed: Collection[int], challenges: Sequence[str] = ()) -> LeaveReason | None:
+    def poll(self, tailed: Collection[int], challenges: Sequence[str]) -> LeaveReason | None:
         """Lets the group's decisions take effect, and answers challenges. Returns why the group has to be left, if it
         has to.
 

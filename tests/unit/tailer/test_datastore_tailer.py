@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,7 +35,7 @@ class FakeMember:
         FakeMember.made = self
         self._left = threading.Event()
 
-    def poll(self, tailed):
+    def poll(self, tailed, challenges):
         self._left.wait(0.001)
 
     def close(self):
@@ -85,12 +86,26 @@ class Scene:
         return [owned for owned in self.tailer.partitions if owned.partition == partition]
 
 
+class Context:
+    settings = SimpleNamespace(kafka="")
+
+    class metrics:
+        @staticmethod
+        def joined_anew(datastore, reason):
+            pass
+
+    @staticmethod
+    async def prove(datastore):
+        pass
+
+
 @pytest.fixture
 async def scene(monkeypatch):
+    monkeypatch.setattr(datastore_tailer, "ensure_topics", lambda *_, **__: None)
     monkeypatch.setattr(datastore_tailer, "GroupMember", FakeMember)
     monkeypatch.setattr(datastore_tailer, "OwnedPartition", FakePartition)
     FakeMember.made = None
-    tailer = DatastoreTailer(DATASTORE, context=type("Context", (), {"settings": None}))
+    tailer = DatastoreTailer(DATASTORE, Context)
     running = asyncio.create_task(tailer.run())
     while FakeMember.made is None:  # noqa: ASYNC110 (it is made in a thread)
         await asyncio.sleep(0)
@@ -169,11 +184,12 @@ async def test_a_process_that_has_just_joined_waits_for_its_partitions_in_peace(
 
 
 async def test_a_failure_to_join_is_over_once_the_group_is_joined(monkeypatch):
+    monkeypatch.setattr(datastore_tailer, "ensure_topics", lambda *_, **__: None)
     monkeypatch.setattr(datastore_tailer, "GroupMember", FakeMember)
     monkeypatch.setattr(datastore_tailer, "REJOIN_S", 0.0)
     monkeypatch.setattr(FakeMember, "failure", BusUnavailable("no broker"))
     FakeMember.made = None
-    tailer = DatastoreTailer(DATASTORE, context=type("Context", (), {"settings": None, "metrics": Metrics}))
+    tailer = DatastoreTailer(DATASTORE, Context)
     assert tailer.report().stall is None
     running = asyncio.create_task(tailer.run())
     while tailer.report().stall is not Stall.NO_KAFKA:  # noqa: ASYNC110 (in a thread)
@@ -187,9 +203,3 @@ async def test_a_failure_to_join_is_over_once_the_group_is_joined(monkeypatch):
     assert tailer.report().stall is None
     tailer.stop()
     await asyncio.wait_for(running, 10)
-
-
-class Metrics:
-    @staticmethod
-    def joined_anew(datastore, reason):
-        pass

@@ -45,7 +45,6 @@ class FakeMembership:
 
 @pytest.fixture
 def member(monkeypatch):
-    monkeypatch.setattr(datastore_tailer, "ensure_topics", lambda *_, **__: None)
     monkeypatch.setattr(datastore_tailer, "TopicsWatch", FakeTopics)
     monkeypatch.setattr(datastore_tailer, "Membership", FakeMembership)
     nothing_hangs = SimpleNamespace(hanging=lambda tailed: [])
@@ -59,7 +58,7 @@ def member(monkeypatch):
 def test_the_group_s_client_hears_that_kafka_answers_from_the_watch_of_the_topics(member):
     """That client tells of an outage, and not of its end. An answer counts only after it was polled."""
     FakeTopics.answers = [None, False]
-    assert [member.poll([]), member.poll([])] == [None, None]
+    assert [member.poll([], []), member.poll([], [])] == [None, None]
     assert FakeMembership.heard == ["poll", "poll", "answer"]
 
 
@@ -67,10 +66,10 @@ def test_logs_are_opened_anew_after_kafka_was_away(member, monkeypatch):
     """A broker that comes back may have lost the end of its logs (I7)."""
     monkeypatch.setattr(FakeMembership, "was_away", True)
     FakeTopics.answers = [None, False]
-    assert [member.poll([]), member.poll([])] == [None, LeaveReason.KAFKA_WAS_AWAY]
+    assert [member.poll([], []), member.poll([], [])] == [None, LeaveReason.KAFKA_WAS_AWAY]
 
 
 def test_topics_that_were_deleted_are_an_answer_and_a_reason_to_leave(member):
     FakeTopics.answers = [True]
-    assert member.poll([]) is LeaveReason.TOPICS_DELETED
+    assert member.poll([], []) is LeaveReason.TOPICS_DELETED
     assert FakeMembership.heard == ["poll", "answer"]

@@ -34,6 +34,7 @@ class FakeConsumer:
     def commit(self, *, offsets, asynchronous):
         assert asynchronous, "else a coordinator that hangs would hold the thread"
         self.asked += [(place.topic, place.offset) for place in offsets]
+        self.said = offsets[0].metadata
 
     def poll(self, timeout_s):
         if self.answers:
@@ -66,6 +67,22 @@ def test_an_answer_counts_for_its_own_question_however_late_it_comes(member, ans
         member.poll(0.0)
     assert member.ask(0.0) == confirmed
     assert member.asked == 2
+
+
+def test_challenges_are_answered_until_the_group_has_it(member):
+    """The group refuses it while it is being assigned. A question of later leaves what was said where it is."""
+    consumer = member._consumer
+    member.answer(["b", "a"])
+    member.answer(["b", "a"])
+    assert (consumer.said, member.asked) == ("b,a", 1)
+    consumer.answers += [(1, REFUSED), (2, None)]
+    member.poll(0.0)
+    member.answer(["b", "a"])
+    member.poll(0.0)
+    member.answer(["b", "a"])
+    assert member.asked == 2
+    member.ask(0.0)
+    assert (consumer.said, member.asked) == ("b,a", 3)
 
 
 def test_a_group_that_is_not_heard_is_no_revocation(monkeypatch):
