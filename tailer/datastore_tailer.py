@@ -25,7 +25,7 @@ from schemaless.bus.membership import Membership
 from schemaless.bus.partition_log import HangingTransactionsWatch, LogState, PartitionLog
 from schemaless.bus.topics import TopicsWatch, ensure_topics, raised_topics
 from schemaless.config import TailerSettings, program_version
-from schemaless.errors import BusUnavailable, Corrupt, Fenced, Misconfigured, SchemalessError, StorageUnavailable
+from schemaless.errors import BusUnavailable, Corrupt, Fenced, Misconfigured, SchemalessError, Unavailable
 from schemaless.location import Location
 from schemaless.names import TAILER, Stall
 from schemaless.runtime.events import Event, emit
@@ -107,6 +107,11 @@ class DatastoreTailer:
             failing_shards_count=len(held),
         )
 
+    @property
+    def answered(self) -> str:
+        """The newest challenge that this process has answered for the group, or nothing."""
+        return "" if self._member is None else self._member.answered
+
     def stop(self) -> None:
         """Lets `run` return after the transactions in flight."""
         self._stopping.set()
@@ -143,7 +148,7 @@ class DatastoreTailer:
                         self._failure = Stall.NO_KAFKA, str(error)
                         log.warning("datastore is not tailed", datastore=name, stall=Stall.NO_KAFKA, why=str(error))
                         retry_s = REJOIN_S
-                    except StorageUnavailable as error:
+                    except Unavailable as error:
                         self._failure = Stall.MASTER_DOWN, str(error)
                         log.warning("datastore is not tailed", datastore=name, stall=Stall.MASTER_DOWN, why=str(error))
                         retry_s = REJOIN_S
@@ -492,6 +497,11 @@ class GroupMember:
         """What is wrong with the group or the topics, and what to do."""
         found = {Stall.NO_KAFKA: "no broker of Kafka answers"} if self._membership.is_away else {}
         return found | ({Stall.PARTITION_COUNT: "; ".join(self._raised)} if self._raised else {})
+
+    @property
+    def answered(self) -> str:
+        """The newest challenge whose answer the group has, or nothing."""
+        return self._membership.answered
 
     def _note_raised(self) -> None:
         before, self._raised = self._raised, raised_topics(self._topics.counts, self._datastore)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Collection, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 
 import structlog
@@ -16,7 +17,7 @@ from schemaless.errors import SchemalessError
 from schemaless.location import Location
 from schemaless.names import TAILER
 from schemaless.ops.datastores import Catalogue
-from schemaless.ops.ownership import fetch_challenges, prove_ours
+from schemaless.ops.ownership import challenge, fetch_challenges, prove_ours
 from schemaless.ops.tailers import fetch_commands, latest
 from schemaless.runtime.lifecycle import pause
 from schemaless.storage.asyncmy_driver import AsyncStorage
@@ -34,6 +35,7 @@ IDLE_POLL_S = 0.05  # while nothing moves
 LAG_MAX_S = 5.0  # a minion that lags more is read only while nothing better answers
 TRANSACTIONS_MAX = 4  # in flight, however many partitions. Three times as many more may wait for hanging servers
 COMMANDS_S = 1.0
+CHALLENGE_S = 10.0  # how old a copy of the databases is told from its original by what tailers answered last
 CATALOGUE_S = 2.5  # asked of every server: dearer than reading commands
 BUSY_S = 1.0  # so long after news a watch keeps its short pause
 UNREACHABLE_RETRY_S = 0.5
@@ -53,6 +55,7 @@ class TailerService:
         self._datastores: dict[str, DatastoreTailer] = {}
         self._moves: dict[str, dict[int, Placement]] = {}
         self._readable = set[str]()
+        self._challenged_at = time.monotonic()
         self._stopping = asyncio.Event()
         self._context = TailerContext(
             settings=settings,
@@ -93,7 +96,9 @@ class TailerService:
     async def run(self) -> None:
         """Runs until `stop`."""
         async with asyncio.TaskGroup() as tasks:
+            answering = tasks.create_task(self._keep_answering())
             await self._discover(tasks)
+            answering.cancel()
 
     async def _discover(self, tasks: asyncio.TaskGroup) -> None:
         looked_at = -CATALOGUE_S
@@ -102,9 +107,6 @@ class TailerService:
             found: Mapping[str, Datastore] = {}
             try:
                 self._obey(await fetch_commands(self._storage))
-                asked = await fetch_challenges(self._storage)
-                for name, tailer in self._datastores.items():
-                    tailer.challenges = asked.get(name, ())
                 if time.monotonic() - looked_at >= CATALOGUE_S:
                     named = self._settings.datastores
                     known = await self._catalogue.all()
@@ -119,6 +121,22 @@ class TailerService:
                 tailer = self._datastores[name] = DatastoreTailer(found[name], self._context)
                 tasks.create_task(self._tail(tailer))
             await pause(self._stopping, COMMANDS_S)
+
+    async def _keep_answering(self) -> None:
+        while True:
+            with suppress(SchemalessError):  # of a server that is away, of which the others tell
+                await self._answer()
+            await asyncio.sleep(COMMANDS_S)
+
+    async def _answer(self) -> None:
+        """Finds what the groups of the datastores have to answer (I20), and asks something new itself now and then."""
+        if time.monotonic() - self._challenged_at >= CHALLENGE_S:
+            self._challenged_at = time.monotonic()
+            for name, tailer in list(self._datastores.items()):
+                await challenge(self._storage, name, tailer.answered)
+        asked = await fetch_challenges(self._storage)
+        for name, tailer in self._datastores.items():
+            tailer.challenges = asked.get(name, ())
 
     def _reads(self, datastore: Datastore) -> bool:
         """Returns whether all clusters of a datastore are read: the file of this machine may lack one."""

@@ -120,6 +120,11 @@ class Membership:
             self._saying = text
             self._ask()
 
+    @property
+    def answered(self) -> str:
+        """The newest challenge whose answer the group has, or nothing."""
+        return self._said.partition(_SEPARATOR)[0]
+
     def _ask(self) -> None:
         self._asked += 1
         self._sayings[self._asked] = self._saying

@@ -19,7 +19,7 @@ import structlog
 from schemaless.bus.membership import TailersGroup
 from schemaless.bus.ownership import require_ours
 from schemaless.bus.transport import Transport
-from schemaless.errors import AnotherInstallation, BusUnavailable, StateConflict, StorageUnavailable
+from schemaless.errors import AnotherInstallation, StateConflict, StorageUnavailable, Unavailable
 from schemaless.storage import challenge_table
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.everywhere import read_everywhere, write_everywhere
@@ -41,12 +41,7 @@ async def prove_ours(storage: AsyncStorage, bootstrap: str, datastore: Datastore
 
     Raises AnotherInstallation, and BusUnavailable or StorageUnavailable where it can't be told now.
     """
-    nonce = secrets.token_hex(8)
-
-    async def challenge(master: AsyncNode) -> None:
-        await master.run(challenge_table.put, datastore.name, nonce, timeout_s=_TIMEOUT_S)
-
-    await write_everywhere(storage.masters, challenge)
+    nonce = await challenge(storage, datastore.name)
     group = await asyncio.to_thread(TailersGroup, bootstrap, datastore, timeout_s=_TIMEOUT_S)
     deadline = time.monotonic() + PATIENCE_S
     try:
@@ -61,7 +56,23 @@ async def prove_ours(storage: AsyncStorage, bootstrap: str, datastore: Datastore
             await asyncio.sleep(_LOOK_S)
     finally:
         await asyncio.to_thread(group.close)
-    await write_everywhere(storage.masters, lambda master: master.run(challenge_table.forget, datastore.name))
+
+
+async def challenge(storage: AsyncStorage, datastore: str, answered: str = "") -> str:
+    """Asks the tailers something new, and returns it. Forgets what is far older than what they have `answered`.
+
+    Tailers do so themselves, too. So what they answer now isn't in a copy that was made ten seconds ago. Raises
+    StorageUnavailable.
+    """
+    nonce = secrets.token_hex(8)
+
+    async def ask(master: AsyncNode) -> None:
+        await master.run(challenge_table.put, datastore, nonce, timeout_s=_TIMEOUT_S)
+        if answered:
+            await master.run(challenge_table.forget, datastore, answered, timeout_s=_TIMEOUT_S)
+
+    await write_everywhere(storage.masters, ask)
+    return nonce
 
 
 async def _verify_last(storage: AsyncStorage, datastore: Datastore, answered: Sequence[str]) -> None:
@@ -133,7 +144,7 @@ async def take_part(transport: Transport, storage: AsyncStorage, bootstrap: str,
                 await prove_ours(storage, bootstrap, datastore)
                 break
             why = f"{datastore.topic} isn't there yet: tailers make it"
-        except (BusUnavailable, StorageUnavailable) as error:
+        except Unavailable as error:
             why = str(error)
         if why != said:
             log.warning("a group isn't joined yet", datastore=datastore.name, why=why)

@@ -10,7 +10,7 @@ from schemaless.storage.sql import NOW, sql, where
 
 ANSWERED_AT_ONCE = 20
 """How many the tailers answer, the newest ones."""
-_KEPT_HOURS = 24
+_KEPT = "INTERVAL 1 HOUR"
 
 
 def put(datastore: str, nonce: str) -> Operation[None]:
@@ -31,7 +31,8 @@ def has(datastore: str, nonce: str) -> Operation[bool]:
     return bool((yield from query(f"SELECT 1 FROM schemaless.challenge {where(datastore=datastore, nonce=nonce)}")))
 
 
-def forget(datastore: str) -> Operation[None]:
-    """Deletes old challenges. One of now has been answered, so nobody asks for them."""
-    old = f"made_at < UTC_TIMESTAMP() - INTERVAL {_KEPT_HOURS} HOUR"
-    yield f"DELETE FROM schemaless.challenge {where(datastore=datastore)} AND {old}"
+def forget(datastore: str, answered: str) -> Operation[None]:
+    """Deletes what was asked long before a challenge that tailers have answered: nobody asks for it any more."""
+    moment = f"(SELECT made_at - {_KEPT} FROM schemaless.challenge {where(datastore=datastore, nonce=answered)})"
+    for (before,) in (yield from query(f"SELECT {moment}")):
+        yield sql("DELETE FROM schemaless.challenge WHERE datastore = %s AND made_at < %s", datastore, str(before))

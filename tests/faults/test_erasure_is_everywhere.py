@@ -126,7 +126,7 @@ async def test_no_server_has_what_was_erased(servers, kafka, tmp_path):
     settings = {"topology": servers.path, "kafka": kafka, "datastores": datastore.name}
     program = write_program(tmp_path, "billing", PROGRAM)
     with SyncStorage(servers.topology) as storage, SyncStorage(servers.administrators) as admin:
-        create_shards(storage, datastore, administrators=servers.administrators)
+        datastore = create_shards(storage, datastore, administrators=servers.administrators)
         ensure_topics(kafka, datastore)
         secret = Secret(storage, datastore, "a", "b")
         secret.write()

@@ -55,7 +55,7 @@ PACKAGES: dict[str, Budget] = {
     "indexer": (1981, 1299, PROVEN),
     "schemaless": (3567, 2075, PROVEN),
     "schemaless/audit": (1628, 1010, PROVEN),
-    "schemaless/bus": (3747, 2270, PROVEN),
+    "schemaless/bus": (3752, 2273, PROVEN),
     "schemaless/cli": (3912, 2306, PROVEN),
     "schemaless/client": (2497, 1569, ERASURES),
     "schemaless/consume": (5148, 3464, PROVEN),
@@ -63,14 +63,14 @@ PACKAGES: dict[str, Budget] = {
     "schemaless/demo": (1474, 979, "the demo kills a master for good"),
     "schemaless/facts": (720, 429, MOVES),
     "schemaless/index": (2893, 1724, LATE),
-    "schemaless/ops": (3158, 2086, PROVEN),
+    "schemaless/ops": (3169, 2091, PROVEN),
     "schemaless/runtime": (1971, 1286, FORKS),
     "schemaless/stack": (3034, 1758, PROXIES),
-    "schemaless/storage": (10192, 5508, PROVEN),
+    "schemaless/storage": (10193, 5509, PROVEN),
     "schemaless/subscriber": (715, 508),
     "schemaless/testing": (1442, 936, ERASURES),
     "schemaless/triggers": (895, 562, FORKS),
-    "tailer": (1846, 1254, PROVEN),
+    "tailer": (1874, 1276, PROVEN),
 }
 """Lines and statements of the Python files in each folder, those in its subfolders left out.
 
