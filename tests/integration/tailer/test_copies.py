@@ -44,17 +44,27 @@ class World:
 
     def __init__(self, folder, running, kafka, opened):
         self.kafka = kafka
-        self.path = running.path
-        self.storage = opened.enter_context(SyncStorage(running.topology, timeout_s=60.0))
+        self._folder = folder
+        self._running = running
+        self._opened = opened
+        self.path = self.topology_of("original", 0)
+        self.storage = opened.enter_context(SyncStorage(load_topology(self.path), timeout_s=60.0))
         self.datastore = create_shards(
             self.storage,
             Datastore(f"copied_{uuid.uuid4().hex[:8]}", 4, 2, ("a", "b")),
             administrators=running.administrators,
         )
         ensure_topics(kafka, self.datastore)
-        self._folder = folder
-        self._running = running
-        self._opened = opened
+
+    def topology_of(self, name, place):
+        """Writes a topology that has of each cluster the server at this place alone, as its master."""
+        document = json.loads(self._running.path.read_text())
+        for cluster, nodes in document["clusters"].items():
+            document["clusters"][cluster] = [{**nodes[place], "name": nodes[0]["name"]}]
+        path = self._folder / f"{name}.json"
+        path.touch(0o600)
+        path.write_text(json.dumps(document))
+        return path
 
     def put(self, storage, count):
         put(storage, self.datastore, [new_cell(self.datastore) for _ in range(count)])
@@ -67,12 +77,7 @@ class World:
             wanted = admin.master(cluster).run(shard_head.heads, self.datastore.name)
             until(lambda: minion.run(shard_head.heads, self.datastore.name) == wanted)  # noqa: B023  # waited for here
             run_sql(minion, "STOP REPLICA; RESET REPLICA ALL; SET GLOBAL read_only = 0")
-        document = json.loads(self.path.read_text())
-        for name, (master, minion) in document["clusters"].items():
-            document["clusters"][name] = [{**minion, "name": master["name"]}]
-        self.copied_path = self._folder / "copy.json"
-        self.copied_path.touch(0o600)
-        self.copied_path.write_text(json.dumps(document))
+        self.copied_path = self.topology_of("copy", 1)
         self.copied = self._opened.enter_context(SyncStorage(load_topology(self.copied_path), timeout_s=60.0))
         group = TailersGroup(self.kafka, self.datastore, timeout_s=30.0)
         master = self.copied.master("a")
