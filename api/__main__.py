@@ -18,7 +18,7 @@ from api.access.admission import refuse_open_port
 from api.access.known_tokens import KnownTokens
 from api.app import create_app
 from api.http.server import ApiLoop, ApiServer, protocol_within
-from schemaless.config import ApiSettings, read_settings
+from schemaless.config import HANG_LIMIT_S, ApiSettings, read_settings
 from schemaless.errors import SchemalessError
 from schemaless.runtime import tracing
 from schemaless.runtime.lifecycle import collect_rarely, report_failure
@@ -26,6 +26,7 @@ from schemaless.runtime.logs import configure_logging
 from schemaless.runtime.loopback import is_loopback
 from schemaless.runtime.open_files import clients_within_limit
 from schemaless.runtime.tls import require_certificate
+from schemaless.runtime.watchdog import Watchdog
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.topology import load_topology
 
@@ -72,7 +73,11 @@ def main() -> int:
         timeout_graceful_shutdown=STOP_TIMEOUT_S,
     )
     server = ApiServer(
-        config, drain_s=settings.drain_s, before_drain=app.begin_drain, before_shutdown=app.stop_following
+        config,
+        drain_s=settings.drain_s,
+        watchdog=Watchdog(HANG_LIMIT_S),
+        before_drain=app.begin_drain,
+        before_shutdown=app.stop_following,
     )
     with suppress(KeyboardInterrupt):  # the server raises its signals again when it has stopped
         server.run()

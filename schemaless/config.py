@@ -238,7 +238,7 @@ class BreakerMode(StrEnum):
 
 
 HANG_LIMIT_S = 30.0
-"""Of every service that follows Kafka. Only trigger programs, which run functions of others, may have another one."""
+"""Of every service. Only trigger programs, which run functions of others, may have another one."""
 
 
 class FollowerSettings(MeasuredSettings):

@@ -14,6 +14,8 @@ import uvicorn
 import uvloop
 
 from api.http.connection import Connection
+from schemaless.runtime.lifecycle import CLOSE_TIMEOUT_S
+from schemaless.runtime.watchdog import Watchdog
 
 _SIGNALS_EVERY_S = 0.05
 """How often a drain looks for a signal that ends it."""
@@ -93,15 +95,23 @@ class ApiServer(uvicorn.Server):
         config: uvicorn.Config,
         *,
         drain_s: float,
+        watchdog: Watchdog,
         before_drain: Callable[[], None],
         before_shutdown: Callable[[], None],
     ) -> None:
         super().__init__(config)
         self._drain_s = drain_s
+        self._watchdog = watchdog
         self._before_drain = before_drain
         self._before_shutdown = before_shutdown
 
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._watchdog.start()
+        await super().serve(sockets)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        finish_timeout_s = cast(int, self.config.timeout_graceful_shutdown)
+        self._watchdog.end_within(self._drain_s + finish_timeout_s + 2 * CLOSE_TIMEOUT_S)
         self._before_drain()
         cast(type[Connection], self.config.http_protocol_class).is_draining = True
         for connection in cast(set[Connection], self.server_state.connections):

@@ -71,9 +71,11 @@ def run(
 ) -> None:
     """Run a trigger program until Ctrl-C. A worker that dies is started again."""
     from schemaless.consume.start_at import parse_start
+    from schemaless.runtime.outputs import wait_for_nobody
 
     parse_start(start or [])
     sources = SourceFiles(module) if watch else None
+    wait_for_nobody()  # a notice that nobody reads would keep workers from being started again
     reached = servers()
     try:
         reached.datastore(datastore)

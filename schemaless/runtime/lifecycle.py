@@ -8,12 +8,9 @@ to do. The supervisor starts it again, and everything that it does may be done t
 from __future__ import annotations
 
 import asyncio
-import faulthandler
 import gc
 import os
 import signal
-import sys
-import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -22,20 +19,15 @@ from typing import Any, Generic, NoReturn, TypeVar
 import structlog
 import uvloop  # a fifth less work for each cell
 
-from schemaless.config import (
-    HANG_LIMIT_S,
-    ConsumerSettings,
-    FollowerSettings,
-    MeasuredSettings,
-    ProbeSettings,
-    read_settings,
-)
+from schemaless.config import HANG_LIMIT_S, ConsumerSettings, MeasuredSettings, read_settings
 from schemaless.errors import SchemalessError
 from schemaless.runtime import tracing
 from schemaless.runtime.events import log_event, observing
 from schemaless.runtime.logs import configure_logging
 from schemaless.runtime.open_files import clients_within_limit
+from schemaless.runtime.outputs import settle
 from schemaless.runtime.service_metrics import ServiceMetrics
+from schemaless.runtime.watchdog import Watchdog
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.topology import load_topology
 
@@ -58,7 +50,7 @@ Serve = Callable[[ServiceParts[S]], Awaitable[None]]
 """Works until the stop is set, then finishes and returns."""
 
 FINISH_TIMEOUT_S = 10.0
-_CLOSE_TIMEOUT_S = 5.0  # for work that was cut off, and as much again for connections and ports
+CLOSE_TIMEOUT_S = 5.0  # for work that was cut off, and as much again for connections and ports
 _YOUNG_OBJECTS_MAX = 20_000  # Python's default is 700, and a page of cells has thousands of objects
 
 
@@ -74,8 +66,8 @@ def run_service(
 
     Settings that are `given` go before the environment.
 
-    The exit status is 0 after an orderly stop, 1 after a failure, and 70 when the event loop of a service that follows
-    Kafka hangs for its limit. It is 70 also when the end itself hangs, whatever holds it up.
+    The exit status is 0 after an orderly stop, 1 after a failure, and 70 when the event loop hangs for its limit or the
+    end itself hangs, whatever holds them up. It is 1 when the interpreter itself is held (Watchdog).
     """
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())  # also for the thread in which Faust fetches
     status = 1
@@ -94,8 +86,7 @@ def run_service(
         else:
             log.exception("the process ends by a defect", service=name)
     tracing.end()
-    with suppress(OSError):  # nobody reads the log any more
-        sys.stdout.flush()
+    settle()
     # A call that hangs in a worker thread would keep the interpreter from ending. The loop isn't closed either: Faust's
     # thread may still wake it, and the process would crash.
     os._exit(status)
@@ -139,9 +130,11 @@ async def cancelled_at(stop: asyncio.Event, work: Awaitable[None]) -> None:
 
 async def _serve_until_signalled(name: str, settings: S, serve: Serve[S], finish_timeout_s: float) -> None:
     stop = asyncio.Event()
+    watchdog = Watchdog(settings.hang_limit_s if isinstance(settings, ConsumerSettings) else HANG_LIMIT_S)
+    watchdog.start()
 
     def ask_to_stop() -> None:
-        end_within(finish_timeout_s + 2 * _CLOSE_TIMEOUT_S)
+        watchdog.end_within(finish_timeout_s + 2 * CLOSE_TIMEOUT_S)
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -156,9 +149,6 @@ async def _serve_until_signalled(name: str, settings: S, serve: Serve[S], finish
     async with AsyncExitStack() as opened:
         if settings.log_level.lower() == "debug":
             opened.enter_context(observing(log_event))
-        if isinstance(settings, FollowerSettings | ProbeSettings):
-            limit_s = settings.hang_limit_s if isinstance(settings, ConsumerSettings) else HANG_LIMIT_S
-            await opened.enter_async_context(Watchdog(limit_s))
         await opened.enter_async_context(storage)
         metrics = ServiceMetrics(name)
         metrics.watch_storage(storage)
@@ -167,13 +157,13 @@ async def _serve_until_signalled(name: str, settings: S, serve: Serve[S], finish
         asked = asyncio.ensure_future(stop.wait())
         await asyncio.wait({work, asked}, return_when=asyncio.FIRST_COMPLETED)
         asked.cancel()
-        end_within(finish_timeout_s + 2 * _CLOSE_TIMEOUT_S)
+        watchdog.end_within(finish_timeout_s + 2 * CLOSE_TIMEOUT_S)
         await asyncio.wait({work}, timeout=finish_timeout_s)
         if work.done():
             return work.result()
         log.warning("the work in flight did not finish in time and is cut off", service=name, seconds=finish_timeout_s)
         work.cancel()
-        await asyncio.wait({work}, timeout=_CLOSE_TIMEOUT_S)
+        await asyncio.wait({work}, timeout=CLOSE_TIMEOUT_S)
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
@@ -182,59 +172,3 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
             yield from _leaves(inner)
     else:
         yield error
-
-
-# Watchdog: ends a process whose event loop hangs, so that its supervisor starts it again.
-
-HANGS = 70
-"""The exit status of a process whose event loop or whose end hangs."""
-
-_TICK_S = 1.0
-
-
-class Watchdog:
-    """A thread that ends the process when the event loop hangs for `limit_s`.
-
-    Kafka would not find out, because heartbeats have a thread of their own. The thread counts its own ticks and asks no
-    clock: a process that was halted as a whole, with its machine or alone, doesn't hang when it continues.
-    """
-
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
-        self._silent_s = 0.0
-        self._over = threading.Event()
-        self._ticking: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> None:
-        self._ticking = asyncio.create_task(self._tick())
-        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
-
-    async def __aexit__(self, *_: object) -> None:
-        self._over.set()
-        if self._ticking is not None:
-            self._ticking.cancel()
-
-    async def _tick(self) -> None:
-        while True:
-            self._silent_s = 0.0
-            await asyncio.sleep(_TICK_S)
-
-    def _watch(self) -> None:
-        while not self._over.wait(_TICK_S):
-            self._silent_s += _TICK_S
-            if self._silent_s > self._limit_s:
-                _end("the event loop hangs; the process ends", self._limit_s)
-
-
-def end_within(limit_s: float) -> None:
-    """Ends the process after `limit_s`, whatever its event loop and its threads do until then."""
-    timer = threading.Timer(limit_s, _end, ["the process did not end by itself and is cut off", limit_s])
-    timer.daemon = True
-    timer.start()
-
-
-def _end(what: str, limit_s: float) -> NoReturn:
-    """Says where each thread is, on stderr, and ends the process."""
-    log.error(what, limit_s=limit_s)
-    faulthandler.dump_traceback()
-    os._exit(HANGS)

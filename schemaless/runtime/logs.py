@@ -12,14 +12,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
 from schemaless.config import LogFormat
 from schemaless.errors import Misconfigured
+from schemaless.runtime.outputs import wait_for_nobody
 
 if TYPE_CHECKING:
     import stamina.instrumentation
@@ -57,19 +57,6 @@ _REFUSALS = {
     re.compile("SSLCertVerification"): "a broker of Kafka has a certificate that isn't accepted",
 }
 """What is said of a broker that answers, by words in the name of the error's class. An outage is the wrong trail."""
-
-
-class LossyOutput:
-    """Standard output, which loses what can't be written: a broken pipe or a full disk costs lines, and no request."""
-
-    def write(self, text: str) -> int:
-        with suppress(OSError, ValueError):
-            return sys.stdout.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with suppress(OSError, ValueError):
-            sys.stdout.flush()
 
 
 class _Kind:
@@ -169,10 +156,15 @@ def configure_logging(
     log_format: LogFormat = LogFormat.TEXT,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Lets the log show `level` and above: debug, info, warning, error, critical. Raises Misconfigured for another."""
+    """Lets the log show `level` and above: debug, info, warning, error, critical. Raises Misconfigured for another.
+
+    Nobody who writes a line waits for who reads it.
+    """
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
         raise Misconfigured(f"the log level {level!r} is not known: it is debug, info, warning, error or critical")
+
+    wait_for_nobody()
 
     def name_service(logger: WrappedLogger, method: str, line: EventDict) -> EventDict:
         return line if service is None else {"service": service, **line}
@@ -192,9 +184,9 @@ def configure_logging(
     structlog.configure(
         processors=[*shared, limit, *renderers],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, LossyOutput())),
+        logger_factory=structlog.PrintLoggerFactory(sys.stdout),
     )
-    handler = logging.StreamHandler(LossyOutput())
+    handler = logging.StreamHandler(sys.stdout)
     handler.addFilter(limit.filter)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

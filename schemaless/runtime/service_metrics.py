@@ -25,6 +25,7 @@ from schemaless.config import MeasuredSettings, program_version, variable_of
 from schemaless.errors import Misconfigured
 from schemaless.runtime.loop_lag import LoopLag
 from schemaless.runtime.loopback import is_loopback
+from schemaless.runtime.outputs import dropped_lines
 from schemaless.runtime.tls import read_private_text
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage, NodeCounts
 from schemaless.storage.translation import refusals
@@ -57,6 +58,8 @@ class ServiceMetrics:
     async def served(self, settings: MeasuredSettings) -> AsyncIterator[None]:
         """Serves `GET /metrics` while the context lasts, if the settings name a port.
 
+        `GET /healthz` is there for a supervisor, which needs no token: a process whose event loop hangs doesn't answer.
+
         Raises Misconfigured for a port that can't be had. A service enters this before it begins any work.
         """
         if settings.metrics_port is None:
@@ -75,7 +78,11 @@ class ServiceMetrics:
                 return web.Response(status=401, headers={"www-authenticate": "Bearer"}, text="a token is needed\n")
             return await shown(request)
 
+        async def is_alive(_: web.Request) -> web.StreamResponse:
+            return web.json_response({"status": "alive"})
+
         application = web.Application()
+        application.router.add_get("/healthz", is_alive)
         application.router.add_get("/metrics", answer)
         runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1.0)
         await runner.setup()
@@ -169,6 +176,10 @@ OF_PROCESS: Table[LoopLag] = {
     ),
     "schemaless_service_loop_late_longest_seconds": gauge(
         "The longest such time at once.", lambda loop_lag: loop_lag.longest_s
+    ),
+    "schemaless_service_output_dropped": counter(
+        "Lines of the log and of what functions print that were dropped, because nobody read them in time.",
+        lambda _: dropped_lines(),
     ),
     "schemaless_service_mysql_refusals{node, code}": counter(
         "Errors of MySQL servers that are no request's fault, by number.", lambda _: refusals.counts

@@ -32,6 +32,7 @@ SERVICES = COMPOSE["services"]
 PLANNED = {server.name: server for server in planned_servers(CLUSTERS, MINIONS, controlled=True)}
 SET_UP = {"accounts", "setup"}
 RUN_ONCE = {*SET_UP, "cli"}
+MEASURED = ("tailer", "indexer", "consumers", "cleaner", "flights-")
 LONG_LIVED = sorted(SERVICES.keys() - RUN_ONCE)
 OUR_IMAGE = "schemaless:local"
 OURS = sorted(name for name in SERVICES if SERVICES[name]["image"] == OUR_IMAGE)
@@ -98,6 +99,8 @@ def test_whatever_lives_on_is_watched_and_started_again(name: str):
     """Health check, restart policy and bounds on memory and logs."""
     service = SERVICES[name]
     assert service["healthcheck"]["test"][0] == "CMD"
+    asks = " ".join(service["healthcheck"]["test"])
+    assert ("ready 9100 /healthz" in asks) == any(name.startswith(kind) for kind in MEASURED)
     assert service["restart"] == "unless-stopped"
     assert service["mem_limit"]
     assert service["logging"]["options"].keys() == {"max-size", "max-file"}
@@ -217,10 +220,10 @@ def test_the_broker_s_health_check_knows_a_broker(kafka: str):
 
 
 @pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1)])
-def test_the_api_s_health_check_goes_by_the_status(status: int, code: int):
-    """200 from /readyz is healthy, 503 isn't."""
+def test_a_health_check_goes_by_the_status(status: int, code: int):
+    """200 from the path is healthy, 503 isn't."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        script = [ROOT / "deploy/docker/ready", str(listener.getsockname()[1])]
+        script = [ROOT / "deploy/docker/ready", str(listener.getsockname()[1]), "/readyz"]
         with subprocess.Popen(script) as process:
             caller, _ = listener.accept()
             with caller:

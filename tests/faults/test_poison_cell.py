@@ -1,4 +1,4 @@
-"""A cell whose call ends its process, blocks it, takes its memory or never returns: it is parked, and others go on.
+"""A cell whose call ends its process, blocks or holds it, takes its memory or never returns is parked. Others go on.
 
 That holds I10, I12 and I14. Real workers, which are started again as their supervisor would. Some are killed from
 outside meanwhile.
@@ -29,11 +29,13 @@ if os.environ.get("SCHEMALESS_FAULTS_LONG"):
         ("exit", TransportKind.PLAIN, Cause.KILLED),
         ("block", TransportKind.FAUST, Cause.KILLED),
         ("block", TransportKind.PLAIN, Cause.KILLED),
+        ("hold", TransportKind.FAUST, Cause.KILLED),
+        ("hold", TransportKind.PLAIN, Cause.KILLED),
         ("leak", TransportKind.FAUST, Cause.ERROR),
         ("raise", TransportKind.PLAIN, Cause.ERROR),
     ]
 PROGRAM = """
-import asyncio, os, pathlib, resource, signal, sys, time
+import asyncio, os, pathlib, re, resource, signal, sys, time
 from schemaless import RetryPolicy, trigger
 
 HERE = pathlib.Path(__file__).parent
@@ -50,6 +52,8 @@ def end(how):
         raise Odd
     if how == "leak":
         fill_memory()
+    if how == "hold":
+        re.match(r"(a+)+$", "a" * 60 + "b")
     time.sleep(3600)
 
 def fill_memory():
@@ -103,8 +107,8 @@ def test_a_cell_that_ends_its_process_is_parked_and_its_shard_goes_on(
     text = PROGRAM + (ASYNC if ends == "block" else SYNC)
     program = ["consumers", write_program(tmp_path, f"poison_{ends}", text), "--datastore", datastore.name]
     settings = {"topology": running.path, "kafka": kafka, "transport": transport.value, "session_timeout_s": 1.5}
-    settings |= {"kills_max": KILLS_MAX, "call_limit_s": 2.0}
-    if ends in ("hang", "block"):  # the others' processes must not end by a start that takes long
+    settings |= {"kills_max": KILLS_MAX, "call_limit_s": 2.0 if ends != "hold" else 600.0}
+    if ends in ("hang", "block", "hold"):  # the others' processes must not end by a start that takes long
         settings["hang_limit_s"] = 6.0
 
     def put_cells(count, **body):

@@ -235,8 +235,10 @@ def test_a_deployment_selects_its_pods_and_names_settings_that_exist(name):
     assert mounted == {volume["name"] for volume in pod["spec"]["volumes"]}
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
     assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
-    cut_off_s = 35 if name == "schemaless-tailer" else 20  # by itself, if its end hangs
+    cut_off_s = {"schemaless-tailer": 35, "schemaless-api": 25}.get(name, 20)  # by itself, if its end hangs
     assert pod["spec"]["terminationGracePeriodSeconds"] > cut_off_s
+    asked = container["livenessProbe"]["httpGet"]
+    assert (asked["path"], asked["port"]) == ("/healthz", container["ports"][0]["name"])
     kinds = [kind for kind in vars(config).values() if isinstance(kind, type) and issubclass(kind, config.Settings)]
     known = {config.variable_of(kind, field) for kind in kinds for field in kind.model_fields}
     named = [entry["name"] for entry in container["env"] if entry["name"].startswith("SCHEMALESS_")]

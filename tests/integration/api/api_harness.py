@@ -78,9 +78,9 @@ def api_process(
 
 @contextmanager
 def production_api(
-    topology: Path, constants: Mapping[str, object] | None = None, **settings: object
+    topology: Path, constants: Mapping[str, object] | None = None, *, output: int | None = None, **settings: object
 ) -> Iterator[ApiProcess]:
-    """A process with the time-outs of production, for tests that are about them."""
+    """A process with the time-outs of production, for tests that are about them. It logs to the descriptor `output`."""
     (port,) = free_ports(1)
     named = {
         "topology": topology,
@@ -91,7 +91,8 @@ def production_api(
         **settings,
     }
     env = os.environ | environment_of(ApiSettings, named)
-    process = subprocess.Popen([sys.executable, *patched(["api"], constants or {})], cwd=ROOT, env=env)
+    command = [sys.executable, *patched(["api"], constants or {})]
+    process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=output)
     hooks = {"response": [conforms]}
     with stopping(process), httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, event_hooks=hooks) as client:
         wait_ready(client, process)

@@ -1,5 +1,6 @@
 """The process, and what stands outside the contract's paths: health, metrics, documentation, the router's errors."""
 
+import fcntl
 import functools
 import os
 import signal
@@ -293,6 +294,26 @@ def test_an_index_lags_by_the_copy_that_is_furthest_behind(api, make_datastore, 
     status = caller.get("/status").json()
     assert [(each["name"], each["lag"]) for each in status["consumers"]] == [("by_v", 1)]
     assert status["consumers_unknown"] == {}
+
+
+def test_an_api_whose_log_nobody_reads_serves_and_stops(running, shared_datastore):
+    """Far more lines than its pipe takes, one for each admin action. Read later, they are all there."""
+    read, write = os.pipe()
+    fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
+    with open(read, "rb") as log, api_process(running.path, output=write, log_level="info") as api:
+        os.close(write)
+        for _ in range(100):
+            answer = api.client.post(f"/v1/{shared_datastore.name}/triggers/nobody/pause", json={})
+            assert answer.status_code == 404
+        api.client.post(f"/v1/{shared_datastore.name}/triggers/the_last/pause", json={})
+        lines = []
+        while not (lines and b"the_last" in lines[-1]):
+            lines.append(log.readline())
+        assert sum(b"triggers/nobody/pause" in line for line in lines) == 100
+        for _ in range(100):
+            api.client.post(f"/v1/{shared_datastore.name}/triggers/nobody/pause", json={})
+        api.process.send_signal(signal.SIGTERM)
+        assert api.process.wait(LIMIT_S) in (0, -signal.SIGTERM)
 
 
 def test_a_stop_finishes_what_is_in_flight(running, make_datastore, storage):

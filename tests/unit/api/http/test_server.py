@@ -323,6 +323,33 @@ async def test_the_authority_of_an_absolute_target_is_the_host(connect, host):
     assert dict(peer.protocol.scope["headers"])[b"host"] == host
 
 
+class Watched:
+    """A watchdog that notes what it is told."""
+
+    def __init__(self):
+        self.limits_s = []
+
+    def start(self):
+        self.limits_s.append(None)
+
+    def end_within(self, limit_s):
+        self.limits_s.append(limit_s)
+
+
+async def test_a_server_is_watched_from_its_start(monkeypatch):
+    """Nobody else would end one whose event loop hangs."""
+    seen = []
+
+    async def serve(server, sockets):
+        seen.extend(watchdog.limits_s)
+
+    monkeypatch.setattr(uvicorn.Server, "serve", serve)
+    watchdog = Watched()
+    config = uvicorn.Config(None, http=protocol_within(connections_max=2), log_config=None)
+    await ApiServer(config, drain_s=5.0, watchdog=watchdog, before_drain=list, before_shutdown=list).serve()
+    assert seen == [None]
+
+
 @pytest.mark.parametrize("forces", [False, True])
 async def test_the_signal_that_ends_the_drain_cuts_off_no_request(monkeypatch, forces):
     """Only a further one does."""
@@ -332,14 +359,18 @@ async def test_the_signal_that_ends_the_drain_cuts_off_no_request(monkeypatch, f
         seen.append(server.force_exit)
 
     monkeypatch.setattr(uvicorn.Server, "shutdown", shutdown)
-    config = uvicorn.Config(None, http=protocol_within(connections_max=2), log_config=None)
+    config = uvicorn.Config(
+        None, http=protocol_within(connections_max=2), log_config=None, timeout_graceful_shutdown=10
+    )
     config.load()
     again = (lambda: stopping.handle_exit(signal.SIGINT, None)) if forces else (lambda: None)
-    stopping = ApiServer(config, drain_s=5.0, before_drain=lambda: None, before_shutdown=again)
+    watchdog = Watched()
+    stopping = ApiServer(config, drain_s=5.0, watchdog=watchdog, before_drain=lambda: None, before_shutdown=again)
     stopping.handle_exit(signal.SIGTERM, None)
     stopping.handle_exit(signal.SIGINT, None)
     await stopping.shutdown()
     assert seen == [forces]
+    assert watchdog.limits_s == [25.0]  # the drain, the requests in flight, and twice the time to close
 
 
 @pytest.fixture

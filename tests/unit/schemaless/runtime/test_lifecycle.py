@@ -1,6 +1,7 @@
 """A service's end: in order on a signal, cut off when it doesn't finish, with a message when it fails."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import until
+
 PROGRAM = """
-import asyncio, sys
+import asyncio, sys, time
 from schemaless.config import ConsumerSettings
 from schemaless.errors import Misconfigured
 from schemaless.runtime.lifecycle import cancelled_at, pause, run_service
@@ -21,11 +24,16 @@ async def serve(parts):
     {work}
     print("closed", flush=True)
 
+from schemaless.runtime import lifecycle, watchdog
+lifecycle.CLOSE_TIMEOUT_S = {close_timeout_s}
+watchdog.HALTED_S = 1.5
+
 class TestSettings(ConsumerSettings):
     hang_limit_s: float = {hang_limit_s}
 
 run_service("test", TestSettings, serve, finish_timeout_s=0.5)
 """
+LINES = 3000
 NO_SERVERS = '{"version": 2, "clusters": {}}'
 
 
@@ -41,8 +49,10 @@ def service(tmp_path):
     topology = tmp_path / "topology.json"
     topology.write_text(NO_SERVERS)
 
-    def start(work: str, hang_limit_s: float = 60.0) -> subprocess.Popen:
-        program = PROGRAM.format(work=textwrap.indent(work, "    ").strip(), hang_limit_s=hang_limit_s)
+    def start(work: str, *, hang_limit_s: float = 60.0, close_timeout_s: float = 5.0) -> subprocess.Popen:
+        program = PROGRAM.format(
+            work=textwrap.indent(work, "    ").strip(), hang_limit_s=hang_limit_s, close_timeout_s=close_timeout_s
+        )
         command = [sys.executable, "-c", program]
         environment = environment_of(topology, "warning")
         started.append(
@@ -132,18 +142,68 @@ await asyncio.gather(asyncio.to_thread(int), asyncio.create_task(exits()))
 
 def test_a_loop_that_hangs_ends_its_process(service):
     """Kafka's heartbeats have a thread of their own, so nobody else would find out."""
-    status, output = ended(service("import time\ntime.sleep(3600)", hang_limit_s=0.1))
+    status, output = ended(service("time.sleep(3600)", hang_limit_s=0.1))
     assert status == 70
     assert "the event loop hangs" in output
 
 
+def test_who_holds_the_interpreter_is_ended_by_a_thread_that_needs_none(service):
+    """No thread of Python's would run again: a regular expression or a sum in C has no end."""
+    status, output = ended(service("sum(range(10**15))", hang_limit_s=0.1))
+    assert status == 1
+    assert "in serve" in output
+
+
 def test_an_end_that_hangs_is_cut_off_and_says_where(service):
     """Also one that holds the event loop, so that no timeout of it can end anything."""
-    work = "from schemaless.runtime import lifecycle\nlifecycle._CLOSE_TIMEOUT_S = 0.1\n"
-    status, output = ended(service(f"{work}await stop.wait()\nimport time\ntime.sleep(3600)"), signal.SIGTERM)
+    status, output = ended(service("await stop.wait()\ntime.sleep(3600)", close_timeout_s=0.1), signal.SIGTERM)
     assert status == 70
     assert "did not end by itself" in output
     assert "in serve" in output
+
+
+@pytest.fixture
+def unread(service, tmp_path):
+    """Starts a service that writes more than a pipe takes and than is queued, while nobody reads, and then goes on."""
+    through = tmp_path / "through"
+    loud = f"""
+import pathlib, structlog
+for n in range({LINES}):
+    print("x" * 1000)
+    structlog.get_logger().warning("a line", n=n, each=True)
+pathlib.Path({str(through)!r}).touch()
+"""
+
+    def start(then: str, hang_limit_s: float = 60.0) -> subprocess.Popen:
+        process = service(loud + then, hang_limit_s=hang_limit_s)
+        until(through.exists)
+        return process
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("then", "hang_limit_s", "status"), [("await stop.wait()", 60.0, 0), ("time.sleep(3600)", 0.1, 70)]
+)
+def test_nobody_waits_for_who_reads_its_lines(unread, then, hang_limit_s, status):
+    """Neither who prints or logs, nor the stop, nor the watchdog, who first says what it does."""
+    process = unread(then, hang_limit_s)
+    process.terminate()
+    assert process.wait(60) == status
+
+
+def test_lines_that_nobody_reads_in_time_are_dropped_and_counted(unread):
+    """What is left is whole and in order, and says how many are gone."""
+    process = unread("await stop.wait()")
+    lines = []
+    while not (lines and "were dropped" in lines[-1]):
+        lines.append(process.stdout.readline())
+    process.terminate()
+    *written, said = lines[1:]
+    numbers = [int(found) for line in written for found in re.findall(r" n=(\d+)", line)]
+    assert numbers == sorted(numbers)
+    assert all(line == "x" * 1000 + "\n" or " n=" in line for line in written)
+    assert len(written) + int(re.search(r"lines=(\d+)", said)[1]) == 2 * LINES
 
 
 @pytest.mark.parametrize("name", ["tailer", "cleaner", "indexer"])

@@ -53,7 +53,9 @@ async def test_with_a_token_only_its_bearer_sees_them(tmp_path):
             (await client.get(url, headers={} if header is None else {"authorization": header})).status_code
             for header in given
         ]
+        alive = await client.get(url.replace("metrics", "healthz"))
     assert statuses == [401, 401, 401, 200]
+    assert (alive.status_code, alive.json()) == (200, {"status": "alive"})  # a supervisor has no token
 
 
 async def test_a_header_that_is_no_text_is_a_wrong_token(tmp_path):
