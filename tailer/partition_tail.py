@@ -21,9 +21,22 @@ from schemaless.bus.partition_log import LogState, PartitionLog, Progress
 from schemaless.bus.topics import record_bytes
 from schemaless.cell import StoredCell
 from schemaless.config import TailerSettings
-from schemaless.errors import Corrupt, LocationGone, Misconfigured, SchemalessError, StorageUnavailable, Unavailable
+from schemaless.errors import (
+    Corrupt,
+    LocationGone,
+    LockTimeout,
+    Misconfigured,
+    NodeRefuses,
+    NotWhole,
+    Overloaded,
+    SchemalessError,
+    ShardsLocked,
+    StorageUnavailable,
+    Unavailable,
+)
 from schemaless.location import Location, next_start
 from schemaless.names import Stall
+from schemaless.runtime.batching import OF_A_PART, REFUSALS_MAX
 from schemaless.runtime.events import Event, emit
 from schemaless.runtime.lifecycle import pause
 from schemaless.runtime.pace import Pace
@@ -140,6 +153,14 @@ def quota_stall(partition_log: PartitionLog) -> tuple[Stall, str] | None:
     return Stall.QUOTA, why
 
 
+def _stall_for(error: Exception) -> Stall:
+    if isinstance(error, LockTimeout | ShardsLocked | Overloaded):
+        return Stall.BLOCKED
+    if isinstance(error, NotWhole):
+        return Stall.NOT_DENSE
+    return Stall.REFUSED if isinstance(error, Misconfigured | NodeRefuses) else Stall.MASTER_DOWN
+
+
 class PartitionTail:
     """Publishes one partition through its log. `step` is one transaction."""
 
@@ -164,6 +185,7 @@ class PartitionTail:
         self._stopping = asyncio.Event()
         self._pace = Pace(usual_min_s=USUAL_MIN_S, pause_min_s=0.0, pause_max_s=PAUSE_MAX_S)
         self._left_of_round = 0
+        self._refused_alone = 0  # reads of one shard after another
 
     @property
     def stall(self) -> tuple[Stall, str] | None:
@@ -214,7 +236,7 @@ class PartitionTail:
             began = asyncio.get_running_loop().time()
             try:
                 if behind:
-                    cells = await self._read(behind)
+                    cells = await self._read_part(behind)
             except (Unavailable, Misconfigured) as error:
                 if self._log.state is not LogState.OPEN:
                     raise
@@ -264,13 +286,36 @@ class PartitionTail:
             datastore=self._datastore.name,
             cluster=self._datastore.home(shards[0].shard),
             shards=len(shards),
-            stall=Stall.MASTER_DOWN,
+            stall=(stall := _stall_for(error)),
             error=str(error),
             retry_s=RETRY_S,
         )
         for shard in shards:
             if shard.state is TailState.WORKING:
-                self.shards.back_off(shard, RETRY_S, Stall.MASTER_DOWN, str(error))
+                self.shards.back_off(shard, RETRY_S, stall, str(error))
+
+    async def _read_part(self, shards: Sequence[ShardProgress]) -> list[StoredCell]:
+        """Reads the next cells of the shards. Where a server refuses that, it reads fewer, down to one.
+
+        A single shard that is refused backs off, and is read alone from then on. The others keep their turn. Raises what
+        a server says that refuses one after the other.
+        """
+        part = shards
+        while True:
+            try:
+                cells = await self._read(part)
+            except NodeRefuses as error:
+                if self._refused_alone >= REFUSALS_MAX and not isinstance(error, OF_A_PART):
+                    raise
+                if len(part) > 1:
+                    part = part[: len(part) // 2]
+                    continue
+                self._refused_alone += 1
+                part[0].is_read_alone = True
+                self._set_aside(part, error)
+                return []
+            self._refused_alone = 0
+            return cells
 
     async def _judge(self, doubtful: Sequence[ShardProgress]) -> None:
         """Asks the master whether it holds what was published. Else only a lagging minion showed less (I16).

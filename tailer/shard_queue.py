@@ -76,6 +76,8 @@ class ShardProgress:
     """Why it isn't published, until it is."""
     why: str = ""
     """The same in a sentence."""
+    is_read_alone: bool = False
+    """A server refused to read it, until it is published."""
     waiting_since: float | None = None
     """Since when its oldest unpublished cell has waited, in seconds since the epoch. It is the time at which the head
     moved, or that of the last cell published before it, which is the later one of what is known."""
@@ -105,7 +107,7 @@ class ShardProgress:
     def published_up_to(self, position: Position, created_at: int | None = None) -> None:
         """Notes what a transaction has published, and when its last cell was created, in microseconds."""
         self.held = False  # the master was asked about less
-        self.stall = None
+        self.stall, self.is_read_alone = None, False
         self.published = position
         self.head = max(self.head, position.location)
         if not self.waiting:
@@ -209,9 +211,13 @@ class ShardQueue:
         Afterwards each of them waits behind the others, unless it backs off or was refused.
         """
         queue = self._queues[state]
-        homes = {shard: self._datastore.home(shard) for shard in queue}
-        first = next(iter(homes.values()), "")
-        taken = [queue[shard] for shard, home in homes.items() if home == first][: min(shards_max, SHARDS_MAX)]
+        taken = list(queue.values())
+        if taken and taken[0].is_read_alone:
+            taken = taken[:1]
+        elif taken:
+            homes = {shard: self._datastore.home(shard) for shard in queue}
+            together = (shard for shard in taken if homes[shard.shard] == homes[taken[0].shard])
+            taken = [shard for shard in together if not shard.is_read_alone][: min(shards_max, SHARDS_MAX)]
         for shard in taken:
             self._move(shard, TailState.WORKING)
         try:

@@ -232,7 +232,9 @@ def tripped(rows: Iterable[WorkerRow]) -> list[str]:
 
 
 def tailing_of(rows: Sequence[WorkerRow]) -> tuple[str, str | None]:
-    """Returns the state of tailing, and why. A topic whose partitions were raised is named while all is published."""
+    """Returns the state of tailing, and why. Where nobody tails, nobody has the partitions. A topic whose partitions were raised is named while all is published."""
+    if not any(row.consumer == TAILER for row in rows):
+        return Stall.NO_PARTITIONS, "no tailer has reported lately, so nothing is published"
     raised = [row.report.stall_reason for row in rows if row.report.stall is Stall.PARTITION_COUNT]
     return stall_of(rows, TAILER) or ("running", next(iter(raised), None))
 
@@ -240,8 +242,8 @@ def tailing_of(rows: Sequence[WorkerRow]) -> tuple[str, str | None]:
 def tailing_stall(rows: Sequence[WorkerRow], shard: int) -> str | None:
     """Returns why the cells of a shard aren't published."""
     held = {waiting.shard: waiting.reason for waiting in waiting_shards(rows, TAILER)}
-    stall = stall_of(rows, TAILER)
-    return held.get(shard) or (None if stall is None else f"{stall[0]}: {stall[1]}")
+    word, why = tailing_of(rows)
+    return held.get(shard) or (None if word == "running" else f"{word}: {why}")
 
 
 def waiting_shards(rows: Iterable[WorkerRow], consumer: str) -> list[WaitingShard]:

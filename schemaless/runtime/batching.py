@@ -70,11 +70,11 @@ Flush = Callable[[list[Item]], Awaitable[Sequence[Outcome]]]
 """One outcome for each item, in order, or an error for all of them."""
 
 
-_REFUSALS_MAX = 8
+REFUSALS_MAX = 8
 """Of units one after the other, until the node is taken to refuse all: each costs several round trips."""
 REFUSED_FOR_S = 1.0
 """How long a node that refused all isn't asked again. Its batches fail at once meanwhile."""
-_OF_A_PART = (LockTimeout, PacketTooLarge, ShardsLocked, TableMissing)
+OF_A_PART = (LockTimeout, PacketTooLarge, ShardsLocked, TableMissing)
 """Refusals that say nothing about the rest of the node, so they are never kept."""
 
 _NO_OUTCOME = Unavailable("the flush ended without an outcome")
@@ -246,14 +246,14 @@ class Batcher(Generic[Item, Outcome]):
             return
         refused = 0
         for unit in batch:
-            if refused >= _REFUSALS_MAX:
+            if refused >= REFUSALS_MAX:
                 unit.fail(error)
                 continue
             await self._settle([unit])
             failure = None if unit.future.cancelled() else unit.future.exception()
             if isinstance(failure, NodeRefuses):
                 refused += 1
-                if refused == _REFUSALS_MAX and not isinstance(failure, _OF_A_PART):
+                if refused == REFUSALS_MAX and not isinstance(failure, OF_A_PART):
                     self._refusal, self._refused_until = failure, self._loop.time() + REFUSED_FOR_S
             elif failure is None:
                 refused = 0

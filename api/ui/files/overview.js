@@ -88,8 +88,7 @@ function tailing(datastore, { tailing: word, tailing_reason: why, workers }) {
     return [{ isBad: true, text: "tailing is paused, so nothing is published",
       remedy: `\`schemaless tailer resume ${datastore}\` lets it continue.` }];
   if (!workers.some((row) => row.consumer === "tailer"))
-    return [{ isBad: true, text: "no tailer reports, so nothing is published",
-      remedy: "Start one. In an embedded stack: `schemaless up tailer-0`." }];
+    return [{ isBad: true, text: why, remedy: "Start one. In an embedded stack: `schemaless up tailer-0`." }];
   if (word === "running") return why ? [{ text: `cells are published, but ${why}` }] : [];
   const remedy = word === "no_kafka" ? "Start the broker again. In an embedded stack: `schemaless up kafka`."
     : `\`schemaless tailer status ${datastore}\` says more.`;

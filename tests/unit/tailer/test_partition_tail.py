@@ -9,7 +9,15 @@ import pytest
 
 from schemaless.bus.partition_log import LogState, Progress
 from schemaless.cell import StoredCell
-from schemaless.errors import BusUnavailable, Misconfigured, Overloaded, StorageUnavailable
+from schemaless.errors import (
+    BusUnavailable,
+    LockTimeout,
+    Misconfigured,
+    NodeRefuses,
+    Overloaded,
+    StorageUnavailable,
+    TableMissing,
+)
 from schemaless.location import Location
 from schemaless.names import Stall
 from schemaless.position import Position
@@ -169,6 +177,55 @@ async def test_a_cluster_that_is_away_delays_no_other_clusters_cells(retries_nev
         tail.stop()
     assert log.published == [[(1, number)] for number in range(1, 21)]
     assert away.asked == 1
+
+
+class RefusingCluster(Cluster):
+    """A cluster that refuses to read some shards, and each read of others beside them."""
+
+    def __init__(self, heads, refused, error):
+        super().__init__(heads)
+        self.refused, self.error = refused, error
+
+    async def run(self, operation, datastore, wanted, bytes_max, *, timeout_s):
+        pages = await super().run(operation, datastore, wanted, bytes_max, timeout_s=timeout_s)
+        if self.refused & pages.keys():
+            raise self.error
+        return pages
+
+
+@pytest.mark.parametrize("error", [LockTimeout(0, "held"), TableMissing("not there"), NodeRefuses("1034: damaged")])
+async def test_a_shard_that_a_server_refuses_to_read_holds_up_itself_only(monkeypatch, retries_never, error):
+    """I15: the others of its cluster are published. It is asked again alone, until it is read."""
+    heads, datastore = dict.fromkeys(range(8), 2), Datastore("trips", 8, 1, ("a",))
+    cluster = RefusingCluster(heads, {5}, error)
+    tail, log = tail_of({"a": cluster}, dict.fromkeys(heads, 0), datastore=datastore)
+    tail.heads_moved({shard: Location(1, 2) for shard in heads})
+    while not tail.shards.idle:
+        await tail.step()
+    published = {shard for cells in log.published for shard, _ in cells}
+    assert published == heads.keys() - {5}
+    (held,) = tail.shards.held()
+    assert (held.shard, held.stall) == (5, Stall.BLOCKED if isinstance(error, LockTimeout) else Stall.REFUSED)
+    cluster.refused, asked = set(), cluster.asked
+    tail.shards._move(held, held.due())
+    tail.heads_moved({shard: Location(1, 2 if shard == 5 else 3) for shard in heads})
+    cluster.heads.update({shard: 3 for shard in heads if shard != 5})
+    while not tail.shards.idle:
+        await tail.step()
+    assert [(5, 1), (5, 2)] in log.published
+    assert cluster.asked == asked + 2
+
+
+async def test_a_server_that_refuses_one_shard_after_the_other_is_left_for_a_while(retries_never):
+    """It isn't asked for each of them."""
+    heads, datastore = dict.fromkeys(range(64), 2), Datastore("trips", 64, 1, ("a",))
+    cluster = RefusingCluster(heads, heads.keys(), NodeRefuses("another format"))
+    tail, log = tail_of({"a": cluster}, dict.fromkeys(heads, 0), datastore=datastore)
+    tail.heads_moved({shard: Location(1, 2) for shard in heads})
+    while not tail.shards.idle:
+        await tail.step()
+    assert log.published == []
+    assert cluster.asked < len(heads)
 
 
 async def test_a_master_that_is_away_when_it_is_asked_delays_no_other_clusters_cells(retries_never):

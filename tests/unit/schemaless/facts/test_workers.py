@@ -63,6 +63,8 @@ def test_a_topic_whose_partitions_were_raised_is_named_while_tailing_runs():
     """All is published. Whoever publishes nothing comes first."""
     raised, away = WorkerReport(stall=Stall.PARTITION_COUNT, stall_reason="16"), WorkerReport(stall=Stall.NO_KAFKA)
     assert tailing_of([WorkerRow(TAILER, 1, WorkerReport(), 1.0)]) == ("running", None)
+    assert tailing_of([WorkerRow(BILLING, 1, WorkerReport(), 1.0)])[0] == Stall.NO_PARTITIONS
+    assert tailing_stall([], 6).startswith("no_partitions: no tailer")
     assert tailing_of([WorkerRow(TAILER, 1, raised, 1.0)]) == ("running", "16")
     assert tailing_of([WorkerRow(TAILER, 1, away, 1.0)])[0] == Stall.NO_KAFKA
 
