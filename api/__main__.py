@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import signal
 import sys
 from contextlib import suppress
 
@@ -25,6 +26,7 @@ from schemaless.runtime.lifecycle import collect_rarely, report_failure
 from schemaless.runtime.logs import configure_logging
 from schemaless.runtime.loopback import is_loopback
 from schemaless.runtime.open_files import clients_within_limit
+from schemaless.runtime.outputs import wait_for_nobody
 from schemaless.runtime.tls import require_certificate
 from schemaless.runtime.watchdog import Watchdog
 from schemaless.storage.asyncmy_driver import AsyncStorage
@@ -39,6 +41,7 @@ _RETURNED_BYTES_MIN = 128 << 10
 
 
 def main() -> int:
+    wait_for_nobody()
     try:
         settings = read_settings(ApiSettings)
         configure_logging(settings.log_level, "api", settings.log_format)
@@ -80,6 +83,7 @@ def main() -> int:
         before_shutdown=app.stop_following,
     )
     with suppress(KeyboardInterrupt):  # the server raises its signals again when it has stopped
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         server.run()
     tracing.end()
     return 0 if server.started else STARTUP_FAILURE

@@ -38,7 +38,7 @@ async def serve(parts: ServiceParts[ControllerSettings]) -> None:
     def settle_from_thread(order: TopologyOrder, state: OrderState, told: str) -> None:
         asyncio.run_coroutine_threadsafe(settle(order, state, told), loop).result()
 
-    published = PublishedLocations(parts.settings.kafka)
+    published = await asyncio.to_thread(PublishedLocations, parts.settings.kafka)  # it may ask each broker
     controller = Controller(
         load_topology(parts.settings.admin_topology),
         parts.settings.mode,

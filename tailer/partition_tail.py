@@ -297,8 +297,8 @@ class PartitionTail:
     async def _read_part(self, shards: Sequence[ShardProgress]) -> list[StoredCell]:
         """Reads the next cells of the shards. Where a server refuses that, it reads fewer, down to one.
 
-        A single shard that is refused backs off, and is read alone from then on. The others keep their turn. Raises what
-        a server says that refuses one after the other.
+        A single shard that is refused backs off, and is read alone from then on. The others keep their turn. Raises
+        what a server says that refuses one after the other.
         """
         part = shards
         while True:

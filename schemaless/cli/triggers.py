@@ -292,7 +292,7 @@ def remove(
 
 _RESTART_PAUSE_S = 1.0
 _BROKEN_WITHIN_S = 5.0  # a worker that ends so soon after its start would end again
-_STOP_TIMEOUT_S = 15.0
+_STOP_TIMEOUT_S = 25.0  # a worker whose end hangs cuts itself off after 20
 _POLL_S = 0.2
 _FILES_MAX = 5_000
 

@@ -43,6 +43,7 @@ from schemaless.ops.ownership import take_part
 from schemaless.quantity import quantity
 from schemaless.runtime.forks import part_from_children
 from schemaless.runtime.lifecycle import cancelled_at, run_service
+from schemaless.runtime.outputs import wait_for_nobody
 from schemaless.storage import (
     everywhere,
     parked_table,
@@ -94,7 +95,7 @@ async def run_program(
             tasks.create_task(take_part(transport, storage, settings.kafka, datastore))
             tasks.create_task(host.run())
             if settings.parked_topic:
-                topic = ParkedTopic(settings.kafka, datastore, program.name)
+                topic = await asyncio.to_thread(ParkedTopic, settings.kafka, datastore, program.name)
                 copies = ParkedCopies(storage, datastore, program.consumer, topic.publish)
                 tasks.create_task(copies.run(lambda: host.shards))
             tasks.create_task(_carry_out_orders(program, orders, host, handler, parked, datastore.name))
@@ -189,6 +190,7 @@ async def _forget_old_history(storage: AsyncStorage, datastore: Datastore) -> No
 
 def main() -> None:
     """Runs a worker until SIGTERM. `--from` counts for shards that have no checkpoint yet."""
+    wait_for_nobody()  # before the program's module keeps what there is
     parser = argparse.ArgumentParser(prog="trigger-worker", description="One worker of a trigger program.")
     parser.add_argument("module", help="dotted module, or a .py file")
     parser.add_argument("--datastore", required=True)

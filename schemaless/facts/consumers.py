@@ -232,7 +232,7 @@ def tripped(rows: Iterable[WorkerRow]) -> list[str]:
 
 
 def tailing_of(rows: Sequence[WorkerRow]) -> tuple[str, str | None]:
-    """Returns the state of tailing, and why. Where nobody tails, nobody has the partitions. A topic whose partitions were raised is named while all is published."""
+    """Returns the state of tailing, and why. A topic whose partitions were raised is named while all is published."""
     if not any(row.consumer == TAILER for row in rows):
         return Stall.NO_PARTITIONS, "no tailer has reported lately, so nothing is published"
     raised = [row.report.stall_reason for row in rows if row.report.stall is Stall.PARTITION_COUNT]

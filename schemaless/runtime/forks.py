@@ -10,10 +10,11 @@ import os
 import signal
 import socket
 import stat
-import sys
 import traceback
 from collections.abc import Coroutine, Generator
 from typing import Any
+
+from schemaless.runtime.outputs import settle
 
 
 def part_from_children() -> None:
@@ -32,8 +33,7 @@ def leave(caller: int, error: BaseException | None) -> None:
         status = error.code
     else:
         traceback.print_exception(error)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    settle()
     os._exit(status)
 
 
@@ -69,7 +69,7 @@ def _part() -> None:
         signal.signal(number, signal.SIG_DFL)
     nothing = os.open(os.devnull, os.O_RDWR)
     for name in os.listdir("/proc/self/fd"):
-        if _reaches_others(int(name)):
+        if int(name) > 2 and _reaches_others(int(name)):
             os.dup2(nothing, int(name))  # whose number stays taken: an object of the worker's may still close it
 
 

@@ -25,7 +25,7 @@ from schemaless.runtime import tracing
 from schemaless.runtime.events import log_event, observing
 from schemaless.runtime.logs import configure_logging
 from schemaless.runtime.open_files import clients_within_limit
-from schemaless.runtime.outputs import settle
+from schemaless.runtime.outputs import settle, wait_for_nobody
 from schemaless.runtime.service_metrics import ServiceMetrics
 from schemaless.runtime.watchdog import Watchdog
 from schemaless.storage.asyncmy_driver import AsyncStorage
@@ -67,8 +67,9 @@ def run_service(
     Settings that are `given` go before the environment.
 
     The exit status is 0 after an orderly stop, 1 after a failure, and 70 when the event loop hangs for its limit or the
-    end itself hangs, whatever holds them up. It is 1 when the interpreter itself is held (Watchdog).
+    end itself hangs, whatever holds them up. SIGPROF ends a process whose interpreter is held (Watchdog).
     """
+    wait_for_nobody()
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())  # also for the thread in which Faust fetches
     status = 1
     try:

@@ -19,7 +19,6 @@ from structlog.typing import EventDict, WrappedLogger
 
 from schemaless.config import LogFormat
 from schemaless.errors import Misconfigured
-from schemaless.runtime.outputs import wait_for_nobody
 
 if TYPE_CHECKING:
     import stamina.instrumentation
@@ -156,15 +155,10 @@ def configure_logging(
     log_format: LogFormat = LogFormat.TEXT,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Lets the log show `level` and above: debug, info, warning, error, critical. Raises Misconfigured for another.
-
-    Nobody who writes a line waits for who reads it.
-    """
+    """Lets the log show `level` and above: debug, info, warning, error, critical. Raises Misconfigured for another."""
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
         raise Misconfigured(f"the log level {level!r} is not known: it is debug, info, warning, error or critical")
-
-    wait_for_nobody()
 
     def name_service(logger: WrappedLogger, method: str, line: EventDict) -> EventDict:
         return line if service is None else {"service": service, **line}

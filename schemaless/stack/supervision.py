@@ -50,7 +50,7 @@ SERVICE_STARTED_AFTER_S = 10
 
 _BEGINS_COMMENT = re.compile(r"[\r\n]|\s[;#]")
 
-STOP_TIMEOUT_S = 25  # a process whose end hangs cuts itself off after 20 s, a tailer after 35 s, and says where
+STOP_TIMEOUT_S = 30  # a process whose end hangs cuts itself off after 25 s, a tailer after 35 s, and says where
 MYSQL_STOP_TIMEOUT_S = 60
 TAILER_STOP_TIMEOUT_S = 40
 """Longer than a tailer takes for its last transactions (tailer/__main__.py)."""

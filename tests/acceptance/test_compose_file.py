@@ -32,7 +32,7 @@ SERVICES = COMPOSE["services"]
 PLANNED = {server.name: server for server in planned_servers(CLUSTERS, MINIONS, controlled=True)}
 SET_UP = {"accounts", "setup"}
 RUN_ONCE = {*SET_UP, "cli"}
-MEASURED = ("tailer", "indexer", "consumers", "cleaner", "flights-")
+MEASURED = ("controller", "tailer", "indexer", "consumers", "cleaner", "flights-")
 LONG_LIVED = sorted(SERVICES.keys() - RUN_ONCE)
 OUR_IMAGE = "schemaless:local"
 OURS = sorted(name for name in SERVICES if SERVICES[name]["image"] == OUR_IMAGE)

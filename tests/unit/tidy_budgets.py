@@ -34,10 +34,11 @@ FORKS = "a process that a function forks ends with its call, and failed calls ar
 HEARD = "an interrupt that CPython loses comes again"
 PROVEN = "topics, tailers and databases are proven to belong together before anybody joins a group"
 OUTSIDE = "who hangs is ended from outside of what hangs, and nobody waits for who reads the log"
+UNREAD = "a shard that can't be read holds up itself only, and it is said when nobody tails"
 TAILS = "a former master comes back: its tail is kept and put again, and the server made anew"
 
 PACKAGES: dict[str, Budget] = {
-    "api": (802, 444, ERASURES),
+    "api": (803, 444, OUTSIDE),
     "api/access": (589, 425, PROXIES),
     "api/explain": (761, 442, ERASURES),
     "api/follow": (867, 566, MOVES),
@@ -59,19 +60,19 @@ PACKAGES: dict[str, Budget] = {
     "schemaless/bus": (3752, 2273, PROVEN),
     "schemaless/cli": (3914, 2308, OUTSIDE),
     "schemaless/client": (2497, 1569, ERASURES),
-    "schemaless/consume": (5148, 3464, PROVEN),
+    "schemaless/consume": (5150, 3466, OUTSIDE),
     "schemaless/contract": (2167, 1101, PROVEN),
     "schemaless/demo": (1474, 979, "the demo kills a master for good"),
-    "schemaless/facts": (720, 429, MOVES),
+    "schemaless/facts": (722, 431, UNREAD),
     "schemaless/index": (2893, 1724, LATE),
     "schemaless/ops": (3169, 2091, PROVEN),
-    "schemaless/runtime": (2157, 1421, OUTSIDE),
+    "schemaless/runtime": (2210, 1465, OUTSIDE),
     "schemaless/stack": (3034, 1758, PROXIES),
     "schemaless/storage": (10193, 5509, PROVEN),
     "schemaless/subscriber": (715, 508),
     "schemaless/testing": (1442, 936, ERASURES),
     "schemaless/triggers": (895, 562, FORKS),
-    "tailer": (1874, 1276, PROVEN),
+    "tailer": (1925, 1307, UNREAD),
 }
 """Lines and statements of the Python files in each folder, those in its subfolders left out.
 

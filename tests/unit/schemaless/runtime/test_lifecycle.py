@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ async def serve(parts):
 
 from schemaless.runtime import lifecycle, watchdog
 lifecycle.CLOSE_TIMEOUT_S = {close_timeout_s}
-watchdog.HALTED_S = 1.5
+watchdog.IDLE_LIMITS = {idle_limits}
 
 class TestSettings(ConsumerSettings):
     hang_limit_s: float = {hang_limit_s}
@@ -49,9 +50,14 @@ def service(tmp_path):
     topology = tmp_path / "topology.json"
     topology.write_text(NO_SERVERS)
 
-    def start(work: str, *, hang_limit_s: float = 60.0, close_timeout_s: float = 5.0) -> subprocess.Popen:
+    def start(
+        work: str, *, hang_limit_s: float = 60.0, idle_limits: int = 10, close_timeout_s: float = 5.0
+    ) -> subprocess.Popen:
         program = PROGRAM.format(
-            work=textwrap.indent(work, "    ").strip(), hang_limit_s=hang_limit_s, close_timeout_s=close_timeout_s
+            work=textwrap.indent(work, "    ").strip(),
+            hang_limit_s=hang_limit_s,
+            idle_limits=idle_limits,
+            close_timeout_s=close_timeout_s,
         )
         command = [sys.executable, "-c", program]
         environment = environment_of(topology, "warning")
@@ -147,11 +153,35 @@ def test_a_loop_that_hangs_ends_its_process(service):
     assert "the event loop hangs" in output
 
 
-def test_who_holds_the_interpreter_is_ended_by_a_thread_that_needs_none(service):
-    """No thread of Python's would run again: a regular expression or a sum in C has no end."""
-    status, output = ended(service("sum(range(10**15))", hang_limit_s=0.1))
-    assert status == 1
+HOLDS = "import ctypes\nctypes.PyDLL(None).sleep(3600)"
+
+
+@pytest.mark.parametrize(
+    ("work", "limits", "number", "status"),
+    [
+        ("sum(range(10**15))", {"hang_limit_s": 0.5}, None, -signal.SIGPROF),
+        (HOLDS, {"hang_limit_s": 3.0, "idle_limits": 1}, None, 1),
+        ("await stop.wait()\nsum(range(10**15))", {"close_timeout_s": 0.1}, signal.SIGTERM, -signal.SIGPROF),
+    ],
+)
+def test_who_holds_the_interpreter_is_ended_without_it(service, work, limits, number, status):
+    """No thread of Python's would run again: a regular expression or a sum in C has no end. So it is at the stop."""
+    found, output = ended(service(work, **limits), number)
+    assert found == status
     assert "in serve" in output
+
+
+def test_a_process_that_was_halted_as_a_whole_goes_on(service):
+    """For longer than its limit."""
+    process = service("print('halts', flush=True)\nawait stop.wait()", hang_limit_s=1.5)
+    for line in ("ready\n", "halts\n"):
+        assert process.stdout.readline() == line
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(3)
+    process.send_signal(signal.SIGCONT)
+    time.sleep(0.5)
+    process.terminate()
+    assert process.wait(60) == 0
 
 
 def test_an_end_that_hangs_is_cut_off_and_says_where(service):
@@ -169,6 +199,7 @@ def unread(service, tmp_path):
     loud = f"""
 import pathlib, structlog
 for n in range({LINES}):
+    await asyncio.sleep(0)
     print("x" * 1000)
     structlog.get_logger().warning("a line", n=n, each=True)
 pathlib.Path({str(through)!r}).touch()
@@ -176,14 +207,14 @@ pathlib.Path({str(through)!r}).touch()
 
     def start(then: str, hang_limit_s: float = 60.0) -> subprocess.Popen:
         process = service(loud + then, hang_limit_s=hang_limit_s)
-        until(through.exists)
+        until(lambda: through.exists() or process.poll() is not None)
         return process
 
     return start
 
 
 @pytest.mark.parametrize(
-    ("then", "hang_limit_s", "status"), [("await stop.wait()", 60.0, 0), ("time.sleep(3600)", 0.1, 70)]
+    ("then", "hang_limit_s", "status"), [("await stop.wait()", 60.0, 0), ("time.sleep(3600)", 3.0, 70)]
 )
 def test_nobody_waits_for_who_reads_its_lines(unread, then, hang_limit_s, status):
     """Neither who prints or logs, nor the stop, nor the watchdog, who first says what it does."""
@@ -194,16 +225,17 @@ def test_nobody_waits_for_who_reads_its_lines(unread, then, hang_limit_s, status
 
 def test_lines_that_nobody_reads_in_time_are_dropped_and_counted(unread):
     """What is left is whole and in order, and says how many are gone."""
-    process = unread("await stop.wait()")
-    lines = []
-    while not (lines and "were dropped" in lines[-1]):
-        lines.append(process.stdout.readline())
+    process = unread("from schemaless.runtime import outputs\noutputs._SETTLED_WITHIN_S = 60\nawait stop.wait()")
     process.terminate()
-    *written, said = lines[1:]
+    _, *lines = process.stdout.readlines()
+    said = [line for line in lines if "were dropped" in line]
+    written = [line for line in lines if line not in (*said, "closed\n")]
     numbers = [int(found) for line in written for found in re.findall(r" n=(\d+)", line)]
     assert numbers == sorted(numbers)
     assert all(line == "x" * 1000 + "\n" or " n=" in line for line in written)
-    assert len(written) + int(re.search(r"lines=(\d+)", said)[1]) == 2 * LINES
+    dropped = sum(int(re.search(r"lines=(\d+)", line)[1]) for line in said)
+    assert dropped > 0
+    assert len(written) + dropped == 2 * LINES
 
 
 @pytest.mark.parametrize("name", ["tailer", "cleaner", "indexer"])

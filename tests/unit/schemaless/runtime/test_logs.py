@@ -247,7 +247,11 @@ def test_text_lines_of_ours_and_of_libraries_look_alike():
 
 def test_a_line_that_can_not_be_written_costs_a_line():
     """A full disk or a broken pipe: whoever logs goes on, through structlog as through a library's logger."""
-    script = LINES.format(log_format="text") + "\nimport os, sys\nprint('answered', file=sys.stderr)\nos._exit(0)"
+    script = (
+        "from schemaless.runtime.outputs import wait_for_nobody\nwait_for_nobody()\n"
+        + LINES.format(log_format="text")
+        + "\nimport os, sys\nprint('answered', file=sys.stderr)\nos._exit(0)"
+    )
     with open("/dev/full", "w") as full:
         ran = subprocess.run([sys.executable, "-c", script], stdout=full, stderr=-1, text=True, check=False)
     assert (ran.returncode, ran.stderr) == (0, "answered\n")
