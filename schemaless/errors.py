@@ -202,12 +202,19 @@ class StorageUnavailable(Unavailable):
 
 
 class AccountRefused(StorageUnavailable):
-    """A MySQL server runs, and refuses the account that its topology file names. No data is at fault, and no server."""
+    """A MySQL server runs, and refuses the account that its topology file names.
+
+    `shown` names server and account, and is all that a caller over HTTP is shown.
+    """
 
     hint = (
         "name the account's present password in the topology's file: no process has to be started again"
         " (docs/production.md#rotating-passwords)"
     )
+
+    def __init__(self, why: str, shown: str = "") -> None:
+        super().__init__(why)
+        self.shown = shown
 
 
 class NodeRefuses(StorageUnavailable):

@@ -30,6 +30,7 @@ from schemaless.runtime.pace import Pace
 from schemaless.shard_cursor import ProvenPage, verify_page
 from schemaless.storage import shard_head, shard_log
 from schemaless.storage.shard_log import Following
+from schemaless.storage.standstill import stall_after
 from schemaless.topology import Datastore
 from tailer.cluster_reader import ClusterReader
 from tailer.metrics import TailerMetrics
@@ -264,13 +265,13 @@ class PartitionTail:
             datastore=self._datastore.name,
             cluster=self._datastore.home(shards[0].shard),
             shards=len(shards),
-            stall=Stall.MASTER_DOWN,
+            stall=stall_after(error),
             error=str(error),
             retry_s=RETRY_S,
         )
         for shard in shards:
             if shard.state is TailState.WORKING:
-                self.shards.back_off(shard, RETRY_S, Stall.MASTER_DOWN, str(error))
+                self.shards.back_off(shard, RETRY_S, stall_after(error), str(error))
 
     async def _judge(self, doubtful: Sequence[ShardProgress]) -> None:
         """Asks the master whether it holds what was published. Else only a lagging minion showed less (I16).

@@ -134,5 +134,6 @@ def connecting_failed(error: Exception, node: Node) -> StorageUnavailable:
     ours = translate(error, node.name)
     if error.args and (number := error.args[0]) in _ACCOUNT:
         why = "its password has expired" if number in _EXPIRED else error.args[-1]
-        return AccountRefused(f"{node.name} refuses the account {node.user!r}: {why}")
+        shown = f"{node.name} refuses the account {node.user!r}"
+        return AccountRefused(f"{shown}: {why}", shown)
     return StorageUnavailable(str(ours))

@@ -1,67 +1,27 @@
 """Accounts that are rotated while processes run, by both drivers: what is taken up, what stays and how it is named."""
 
 import asyncio
-import os
-import uuid
 from contextlib import closing
 
 import pytest
 
 from schemaless.errors import AccountRefused
-from schemaless.stack.plan import nodes_document, write_private_json
 from schemaless.storage.admin_session import AdminSession
 from schemaless.storage.asyncmy_driver import AsyncServer, AsyncStorage
 from schemaless.storage.operation import query
 from schemaless.storage.pymysql_driver import SyncNode, SyncStorage
 from schemaless.storage.translation import refusals
 from schemaless.topology import load_topology
+from tests.rotated_account import rotated_account
 from tests.waiting import async_until
 
 pytestmark = pytest.mark.storage
 
 
-class Rotated:
-    """An account of its own on cluster b's servers, and a topology's file that names it."""
-
-    def __init__(self, running, path):
-        self.administrator = running.administrators.cluster("b").nodes[0]
-        self.user, self.path, self._servers = f"r_{uuid.uuid4().hex[:12]}", path, running.topology.cluster("b").nodes
-        self.sql(f"CREATE USER '{self.user}'@'%' IDENTIFIED BY 'first'", f"GRANT PROCESS ON *.* TO '{self.user}'@'%'")
-        self.write("first")
-
-    def sql(self, *statements):
-        with AdminSession(self.administrator) as session:
-            return [session.query(statement) for statement in statements][-1]
-
-    def rotate(self, password):
-        self.sql(f"ALTER USER '{self.user}'@'%' IDENTIFIED BY '{password}'")
-
-    def write(self, password):
-        document = nodes_document(self._servers)
-        for one in document["clusters"]["b"]:
-            one.update(user=self.user, password=password)
-        fresh = self.path.with_suffix(".new")
-        write_private_json(fresh, document)
-        os.rename(fresh, self.path)
-
-    @property
-    def node(self):
-        return load_topology(self.path).cluster("b").nodes[0]
-
-    def connections(self):
-        rows = self.sql(f"SELECT id FROM information_schema.processlist WHERE user = '{self.user}' ORDER BY id")
-        return [next(iter(row.values())) for row in rows]
-
-    def cut(self):
-        for number in self.connections():
-            self.sql(f"KILL {number}")
-
-
 @pytest.fixture
 def rotated(running, tmp_path):
-    account = Rotated(running, tmp_path / "topology.json")
-    yield account
-    account.sql(f"DROP USER '{account.user}'@'%'")
+    with rotated_account(running, tmp_path / "topology.json") as account:
+        yield account
 
 
 class Threaded:
@@ -83,7 +43,9 @@ class Threaded:
 
 @pytest.fixture(params=["pymysql", "asyncmy"])
 async def opened(request, rotated):
-    server = Threaded(rotated.node) if request.param == "pymysql" else AsyncServer(rotated.node, timeout_s=60.0)
+    server = (
+        Threaded(rotated.node("b1")) if request.param == "pymysql" else AsyncServer(rotated.node("b1"), timeout_s=60.0)
+    )
     yield server
     await server.close()
 
@@ -104,7 +66,7 @@ async def test_an_account_is_taken_up_when_the_server_refuses_the_old_one(rotate
 
 async def test_a_connection_stays_and_a_refusal_names_server_and_account(rotated, opened):
     await opened.run(query, "SELECT 1")
-    (connection,) = rotated.connections()
+    (connection,) = rotated.connections("b1")
     rotated.rotate("second")
     assert await opened.run(query, "SELECT CONNECTION_ID()") == ((connection,),)
     rotated.cut()  # the next attempt finds the connection lost, and makes one
@@ -142,7 +104,7 @@ async def test_a_storage_keeps_its_connections_when_the_file_names_another_accou
 
         await async_until(followed)
         assert storage.nodes["b1"] is server
-        assert held[0][0] in rotated.connections()
+        assert held[0][0] in rotated.connections("b1")
         rotated.cut()
         assert await server.run(query, "SELECT 1") == ((1,),)
 
