@@ -2,20 +2,25 @@
 
 import asyncio
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from schemaless.errors import AccountRefused
+from schemaless.stack.programs import Flavour
 from schemaless.storage.admin_session import AdminSession
 from schemaless.storage.asyncmy_driver import AsyncServer, AsyncStorage
 from schemaless.storage.operation import query
 from schemaless.storage.pymysql_driver import SyncNode, SyncStorage
 from schemaless.storage.translation import refusals
 from schemaless.topology import load_topology
+from tests.conftest import FLAVOUR
 from tests.rotated_account import rotated_account
 from tests.waiting import async_until
 
 pytestmark = pytest.mark.storage
+
+PAGE = Path(__file__).parents[3] / "docs" / "production.md"
 
 
 @pytest.fixture
@@ -59,6 +64,26 @@ async def test_an_account_is_taken_up_when_the_server_refuses_the_old_one(rotate
     before = refusals.counts["b1", 1045]
     assert await opened.run(query, "SELECT 1") == ((1,),)
     assert opened.node.password == "second"
+    rotated.cut()
+    assert await opened.run(query, "SELECT 1") == ((1,),)
+    assert refusals.counts["b1", 1045] - before == 1
+
+
+async def test_the_page_s_way_is_one_of_two_passwords(rotated, opened):
+    """No connection is refused until the old password is gone, and then one at most."""
+    kind = "MySQL" if FLAVOUR is Flavour.MYSQL else "MariaDB"
+    (row,) = [line for line in PAGE.read_text().splitlines() if line.startswith(f"| {kind} | `ALTER USER")]
+    second, alone = [
+        text.replace("'schemaless'", f"'{rotated.user}'").replace("NEW", "second").replace("OLD", "first")
+        for text in row.split("`")[1::2]
+    ]
+    before = refusals.counts["b1", 1045]
+    rotated.sql(second)
+    rotated.cut()
+    assert await opened.run(query, "SELECT 1") == ((1,),)
+    assert refusals.counts["b1", 1045] == before
+    rotated.write("second")
+    rotated.sql(alone)
     rotated.cut()
     assert await opened.run(query, "SELECT 1") == ((1,),)
     assert refusals.counts["b1", 1045] - before == 1
