@@ -398,8 +398,6 @@ def _silent_voters(view: ObservedCluster, appointment: Appointment) -> RemoveVot
     stay = [name for name in appointment.voters if name in view.seen]
     if not silent or any(view.silent_s.get(name, SILENT_VOTER_S) < SILENT_VOTER_S for name in silent):
         return None
-    if view.refusals.keys() & set(silent):
-        return None
     is_ready = any(_receives(view, name) for name in stay) or not view.nodes.keys() & set(appointment.voters)
     return RemoveVoters(silent, stay) if is_ready and view.may_leave_out else None
 
