@@ -39,7 +39,8 @@ class Diverged(msgspec.Struct, frozen=True):
 
 
 class ObservedCluster(msgspec.Struct, frozen=True):
-    """A cluster at one moment. `silent_s`: how long each server has said nothing, 0 if it answered. `waited_s`: how
+    """A cluster at one moment. `silent_s`: how long each server has said nothing, 0 if it answered. `refusals`: what
+    those say that run and refuse our account, so nobody knows what they have, and they aren't dead. `waited_s`: how
     long the appointed master has answered and wasn't open. `others_away`: masters of other clusters that don't answer.
     `remakes`: a controller can make a server anew. `may_leave_out`: silent voters
     weren't tried to be left out just now, without success. `remaking`: the one that it makes anew now.
@@ -50,6 +51,7 @@ class ObservedCluster(msgspec.Struct, frozen=True):
     seen: Mapping[str, Observed]
     silent_s: Mapping[str, float]
     appointment: Appointment | None
+    refusals: Mapping[str, str] = {}
     waited_s: float = 0.0
     clusters: int = 2
     others_away: Sequence[str] = ()
@@ -220,6 +222,8 @@ def _finish(view: ObservedCluster, appointment: Appointment) -> Decision:
     if blocking := _blocking(view, appointment):
         return Wait("closed", f"a change of the master was begun, and {_must_be_heard(view, blocking)}")
     promotion = _promotion(view, appointment)
+    if not promotion.by_hand and (refusal := view.refusals.get(appointment.master)):
+        return Wait("closed", f"a change of the master was begun, and {refusal}")
     if not promotion.hear and appointment.master not in view.seen:
         return Wait("closed", f"a change of the master was begun, and no server of {view.cluster} answers")
     return promotion
@@ -240,6 +244,8 @@ def _without_master(view: ObservedCluster, appointment: Appointment) -> Decision
     master = appointment.master
     if view.ordered is OrderKind.PROMOTE:
         return _promote(view, appointment, f"{master} doesn't answer")
+    if refusal := view.refusals.get(master):
+        return Wait("refused", f"{refusal}. It runs, so nobody takes its place")
     receiving = [name for name, one in view.seen.items() if one.replication is not None and one.replication.connected]
     if receiving:
         hears = " and ".join(receiving)
@@ -268,6 +274,8 @@ def _blocking(view: ObservedCluster, appointment: Appointment) -> list[str]:
 
 
 def _must_be_heard(view: ObservedCluster, names: Sequence[str]) -> str:
+    if refusals := [view.refusals[name] for name in names if name in view.refusals]:
+        return f"{' and '.join(refusals)}. It may have what was confirmed: let the controller's account in"
     fenced = " ".join(f"--without {name}" for name in names)
     gone = not view.nodes.keys() >= set(names)
     why = "isn't in the controller's file any more" if gone else "doesn't answer"
@@ -432,11 +440,11 @@ def node_states(view: ObservedCluster) -> tuple[NodeState, ...]:
 def _node_state(view: ObservedCluster, name: str) -> NodeState:
     one, appointment = view.seen.get(name), view.appointment
     if appointment is not None and name == appointment.master:
-        return NodeState(name, "master", "" if one is not None else "it doesn't answer")
+        return NodeState(name, "master", "" if one is not None else view.refusals.get(name) or "it doesn't answer")
     if name == view.remaking:
         return NodeState(name, "remaking")
     if one is None:
-        return NodeState(name, "silent")
+        return NodeState(name, "refused" if name in view.refusals else "silent", view.refusals.get(name, ""))
     if (tail := view.tails.get(name)) is not None:
         kept = "its tail isn't kept yet" if tail.waiting is None else f"tail kept {tail.kept}, waiting {tail.waiting}"
         return NodeState(name, "diverged", kept)

@@ -39,7 +39,7 @@ from controller.decide import (
 from controller.rejoin import Rejoining
 from controller.server import Observed, Server
 from schemaless.config import ControllerMode
-from schemaless.errors import Fenced, LostHistory, SchemalessError
+from schemaless.errors import AccountRefused, Fenced, LostHistory, SchemalessError
 from schemaless.storage.appointment_table import (
     ACKNOWLEDGED,
     PROMOTED,
@@ -95,6 +95,8 @@ class Watched:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.was_asked = False
+        self.refusal = ""
+        """What a server says that runs, and doesn't let us in."""
         self._found: Observed | None = None
         self._answered_at = time.monotonic()
         self._failed_since = time.monotonic()
@@ -116,18 +118,19 @@ class Watched:
 
     def look(self) -> None:
         with self._using:
-            asked_at = time.monotonic()
+            asked_at, refusal = time.monotonic(), ""
             try:
                 if self._server is None:
                     self._server = Server(self.node)
                 self._found, self._answered_at = self._server.look(), asked_at
                 self._failures = 0
-            except SchemalessError:
+            except SchemalessError as error:
+                refusal = str(error) if isinstance(error, AccountRefused) else ""
                 self._found = None
                 self._failed_since = asked_at if self._failures == 0 else self._failed_since
                 self._failures += 1
                 self._drop()
-            self.was_asked = True
+            self.was_asked, self.refusal = True, refusal
 
     def use(self, act: Callable[[Server], T]) -> T | None:
         """Writes to a server that answers, or asks it. What fails is done the next time, or by others."""
@@ -225,8 +228,10 @@ class Controller:
     def _watch(self) -> None:
         nodes = self._topology.nodes
         for name, watched in list(self._watched.items()):
-            if nodes.get(name) != watched.node:
+            if name not in nodes or not nodes[name].is_same_server(watched.node):
                 self._watched.pop(name).close()
+            else:
+                watched.node = nodes[name]  # perhaps with another account
         self._watched |= {name: Watched(node) for name, node in nodes.items() if name not in self._watched}
 
     def _still_open(self, order: TopologyOrder | None) -> TopologyOrder | None:
@@ -315,6 +320,7 @@ class Controller:
             seen,
             {name: self._watched[name].silent_s for name in nodes},
             appointment,
+            {name: refusal for name in nodes if (refusal := self._watched[name].refusal)},
             now - self._closed_since.get(cluster, now),
             len(self._topology.clusters),
             [

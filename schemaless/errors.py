@@ -23,6 +23,7 @@ SchemalessError
 ├── Unavailable             a server that is needed is unreachable, or too busy: try again
 │   ├── NotRepeatable       so was one that a POST without Idempotency-Key needed; a second one may write a second cell
 │   ├── StorageUnavailable  a MySQL server can't be reached, hangs or restarts
+│   │   ├── AccountRefused  it runs, and doesn't let our account in
 │   │   └── NodeRefuses     it answers, and can't do this now: a right or a resource is missing
 │   │       ├── StatementTimeout  a statement took longer than it may
 │   │       ├── TableMissing  it has no such table or database
@@ -198,6 +199,22 @@ class NotRepeatable(Unavailable):
 
 class StorageUnavailable(Unavailable):
     hint = "look at the server that the message names. What is stored is safe, and the same may be asked again"
+
+
+class AccountRefused(StorageUnavailable):
+    """A MySQL server runs, and refuses the account that its topology file names.
+
+    `shown` names server and account, and is all that a caller over HTTP is shown.
+    """
+
+    hint = (
+        "name the account's present password in the topology's file: no process has to be started again"
+        " (docs/production.md#rotating-passwords)"
+    )
+
+    def __init__(self, why: str, shown: str = "") -> None:
+        super().__init__(why)
+        self.shown = shown
 
 
 class NodeRefuses(StorageUnavailable):

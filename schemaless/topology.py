@@ -14,12 +14,15 @@ socket then. `certificate` and `key` are ours, for servers that ask for one. Oth
 Which node is a cluster's master isn't in the file. The servers have a row that says so (`Appointment`). Without one it
 is the first node of the cluster.
 
-The file may change while processes run: servers and clusters come, and minions go. A process looks at its modification
-twice a second (`FollowedFile`).
+The file may change while processes run: servers and clusters come, minions go, and passwords are rotated. A service
+looks at its modification twice a second (`FollowedFile`). Whatever connects looks at once when a server refuses an
+account (`present_account`).
 """
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -51,7 +54,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One MySQL server. `password` never appears in a repr."""
+    """One MySQL server, with the account that `file` names for it. `password` never appears in a repr."""
 
     name: str
     cluster: str
@@ -61,6 +64,19 @@ class Node:
     password: str = field(repr=False)
     socket: str | None = None
     tls: Tls | None = None
+    file: Path | None = field(default=None, compare=False, repr=False)
+
+    def is_same_server(self, other: Node) -> bool:
+        """Returns whether the other one differs in its account at most."""
+        return self._without_account() == other._without_account()
+
+    def as_known_to(self, account: Node) -> Node:
+        """Returns the server with the account of another one."""
+        return replace(self, user=account.user, password=account.password, file=account.file)
+
+    def _without_account(self) -> Node:
+        tls = self.tls and replace(self.tls, certificate=None, key=None)
+        return replace(self, user="", password="", tls=tls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,11 +254,11 @@ class _NodeEntry(msgspec.Struct):
     socket: str | None = None
     tls: _TlsEntry | None = None
 
-    def node(self, cluster: str) -> Node:
+    def node(self, cluster: str, file: Path | None) -> Node:
         if self.tls is not None and self.socket is not None:
             raise Misconfigured(f"{self.name} has a socket and TLS, and a socket has none: leave one out")
         tls = None if self.tls is None else Tls(self.tls.ca, self.tls.certificate, self.tls.key)
-        return Node(self.name, cluster, self.host, self.port, self.user, self.password, self.socket, tls)
+        return Node(self.name, cluster, self.host, self.port, self.user, self.password, self.socket, tls, file)
 
 
 class _TopologyDocument(msgspec.Struct):
@@ -251,8 +267,8 @@ class _TopologyDocument(msgspec.Struct):
     replication: ReplicationAccount | None = None
 
 
-def parse_topology(document: Any) -> Topology:
-    """Raises Misconfigured for a version that is not known or a document that doesn't fit."""
+def parse_topology(document: Any, file: Path | None = None) -> Topology:
+    """`file` is where the document is. Raises Misconfigured for a version that isn't known, or what doesn't fit it."""
     if isinstance(document, Mapping) and (version := document.get("version")) != TOPOLOGY_VERSION:
         raise Misconfigured(
             f"topology version {str(version)[:VERSION_SHOWN]!r} is not known to this program",
@@ -263,7 +279,7 @@ def parse_topology(document: Any) -> Topology:
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
         raise Misconfigured(f"the topology does not fit its format: {error}") from error
     clusters = {
-        name: StorageCluster(name, tuple(entry.node(name) for entry in entries))
+        name: StorageCluster(name, tuple(entry.node(name, file) for entry in entries))
         for name, entries in found.clusters.items()
     }
     names = Counter(node.name for cluster in clusters.values() for node in cluster.nodes)
@@ -279,7 +295,7 @@ def load_topology(path: Path) -> Topology:
         document = msgspec.json.decode(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise Misconfigured(f"no topology can be read from {path}: {error}") from error
-    return replace(parse_topology(document), file=(path, stamp))
+    return replace(parse_topology(document, path), file=(path, stamp))
 
 
 def _stamp(path: Path) -> Stamp | None:
@@ -319,6 +335,46 @@ class FollowedFile:
                 log.error("the topology's file was changed, and isn't used", why=str(error))
             self._refused = stamp
             return None
+        if self._seen is not None:
+            log.info("the topology's file was changed", clusters=sorted(found.clusters), nodes=list(found.nodes))
         self._seen = self._refused = stamp
-        log.info("the topology's file was changed", clusters=sorted(found.clusters), nodes=list(found.nodes))
         return found
+
+
+# Accounts are rotated while processes run. Their files are read again when a server refuses one, by whoever connects.
+
+_PERIOD_S = 1.0
+"""How long a process looks at a file no second time."""
+
+
+class AccountFile:
+    """The servers that a topology's file names now, as far as a process has looked. Safe to share between threads."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._file = FollowedFile(Topology({}, file=(path, None)))
+        self._clock = clock
+        self._nodes: Mapping[str, Node] = {}
+        self._looked_at: float | None = None
+        self._looking = threading.Lock()
+
+    def present(self, node: Node) -> Node | None:
+        """Returns a server that refused its account with the one that it has now, or None if that is the same."""
+        with self._looking:
+            now = self._clock()
+            if self._looked_at is None or now - self._looked_at >= _PERIOD_S:
+                self._looked_at = now
+                if (found := self._file.changed({})) is not None:
+                    self._nodes = found.nodes
+        present = self._nodes.get(node.name)
+        return present if present is not None and present != node and present.is_same_server(node) else None
+
+
+_account_files: dict[Path, AccountFile] = {}
+"""Of this process."""
+
+
+def present_account(refused: Node) -> Node | None:
+    """Returns what `AccountFile.present` does, None for a server of no file."""
+    if refused.file is None:
+        return None
+    return _account_files.setdefault(refused.file, AccountFile(refused.file)).present(refused)

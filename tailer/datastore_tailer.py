@@ -30,6 +30,7 @@ from schemaless.location import Location
 from schemaless.names import TAILER, Stall
 from schemaless.runtime.events import Event, emit
 from schemaless.runtime.lifecycle import pause
+from schemaless.storage.standstill import stall_after
 from schemaless.storage.worker_table import ASSIGNED_MAX, WAITING_MAX, WaitingShard, WorkerReport
 from schemaless.topology import Datastore
 from tailer.partition_tail import RETRY_S, PartitionTail, TailerContext, in_thread, quota_stall
@@ -149,8 +150,8 @@ class DatastoreTailer:
                         log.warning("datastore is not tailed", datastore=name, stall=Stall.NO_KAFKA, why=str(error))
                         retry_s = REJOIN_S
                     except Unavailable as error:
-                        self._failure = Stall.MASTER_DOWN, str(error)
-                        log.warning("datastore is not tailed", datastore=name, stall=Stall.MASTER_DOWN, why=str(error))
+                        self._failure = stall_after(error), str(error)
+                        log.warning("datastore is not tailed", datastore=name, stall=stall_after(error), why=str(error))
                         retry_s = REJOIN_S
                     except Misconfigured as error:
                         self._failure = Stall.REFUSED, str(error)

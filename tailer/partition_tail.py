@@ -24,13 +24,9 @@ from schemaless.config import TailerSettings
 from schemaless.errors import (
     Corrupt,
     LocationGone,
-    LockTimeout,
     Misconfigured,
     NodeRefuses,
-    NotWhole,
-    Overloaded,
     SchemalessError,
-    ShardsLocked,
     StorageUnavailable,
     Unavailable,
 )
@@ -43,6 +39,7 @@ from schemaless.runtime.pace import Pace
 from schemaless.shard_cursor import ProvenPage, verify_page
 from schemaless.storage import shard_head, shard_log
 from schemaless.storage.shard_log import Following
+from schemaless.storage.standstill import stall_after
 from schemaless.topology import Datastore
 from tailer.cluster_reader import ClusterReader
 from tailer.metrics import TailerMetrics
@@ -151,14 +148,6 @@ def quota_stall(partition_log: PartitionLog) -> tuple[Stall, str] | None:
         return None
     why = "a quota of Kafka delays the tailers, so transactions carry less: raise producer_byte_rate of their account"
     return Stall.QUOTA, why
-
-
-def _stall_for(error: Exception) -> Stall:
-    if isinstance(error, LockTimeout | ShardsLocked | Overloaded):
-        return Stall.BLOCKED
-    if isinstance(error, NotWhole):
-        return Stall.NOT_DENSE
-    return Stall.REFUSED if isinstance(error, Misconfigured | NodeRefuses) else Stall.MASTER_DOWN
 
 
 class PartitionTail:
@@ -286,7 +275,7 @@ class PartitionTail:
             datastore=self._datastore.name,
             cluster=self._datastore.home(shards[0].shard),
             shards=len(shards),
-            stall=(stall := _stall_for(error)),
+            stall=(stall := stall_after(error)),
             error=str(error),
             retry_s=RETRY_S,
         )

@@ -18,6 +18,7 @@ from api.http.content import Format
 from schemaless.cell import StoredCell, created_at_text
 from schemaless.codec import BODY_BYTES_MAX, cell_view
 from schemaless.errors import (
+    AccountRefused,
     BusUnavailable,
     Busy,
     CellErased,
@@ -196,7 +197,7 @@ def problem_of(error: SchemalessError) -> dict[str, Any]:
         log.error("a stored cell can't be read", error=detail)
     elif isinstance(error, _OF_SERVERS):
         log_hidden(kind, detail)
-        detail = kind.title
+        detail = (isinstance(error, AccountRefused) and error.shown) or kind.title
     document = problem(kind, detail, retryable=error.retryable)
     if hint := _hint_of(error):
         document["hint"] = hint

@@ -31,6 +31,7 @@ from schemaless.storage.checkpoint_table import State
 from schemaless.storage.failover import ask_masters
 from schemaless.storage.refusal_table import Refused
 from schemaless.storage.shard_head import Head, ahead
+from schemaless.storage.standstill import stall_after
 from schemaless.storage.worker_table import WorkerRow
 from schemaless.topology import Datastore, Role
 
@@ -78,7 +79,7 @@ def stalled(unheard: Unheard, workers: Sequence[WorkerRow], consumer: str) -> tu
     if (stall := stall_of(workers, consumer)) is not None:
         return stall
     for cluster, why in {**unheard.masters, **unheard.clusters}.items():
-        return Stall.MASTER_DOWN, f"the master of cluster {cluster} doesn't answer: {why}"
+        return Stall.MASTER_DOWN, f"the master of cluster {cluster} can't be asked: {why}"
     return None
 
 
@@ -142,8 +143,8 @@ def _refused_view(refused: Refused | None) -> dict[str, Any] | None:
 
 def _node_view(state: ApiState, status: Status, asked: AsyncNode) -> dict[str, Any]:
     node, faults, report = asked.node, asked.settings.faults, status.reports.get(asked.node.name)
-    why = status.failures.get(node.name)
-    stall = None if report is not None or asked.role is Role.MINION else Stall.MASTER_DOWN
+    why, error = status.failures.get(node.name), status.errors.get(node.name)
+    stall = None if error is None or asked.role is Role.MINION else stall_after(error)
     if report is not None and report.standstill is not None:
         why, stall = report.standstill.why, report.standstill.stall
     return {

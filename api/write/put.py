@@ -447,7 +447,7 @@ class CellWriter:
 
         def on_failure(node: AsyncNode, error: StorageUnavailable) -> None:
             if node is master and tells_breaker(error):
-                breaker.failed()
+                breaker.failed(error)
 
         try:
             found, _ = await first_answer(
@@ -632,7 +632,7 @@ class Secondaries:
                 )
             except SchemalessError as error:
                 if tells_breaker(error):
-                    self._queues.breakers[secondary].failed()
+                    self._queues.breakers[secondary].failed(error)
                 log.warning("a refused put's buffer row stays for the cleaner", cluster=secondary, error=str(error))
 
     async def _buffer_once(

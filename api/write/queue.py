@@ -17,6 +17,7 @@ import structlog
 
 from schemaless.cell import Placed
 from schemaless.errors import (
+    AccountRefused,
     Busy,
     LockTimeout,
     NodeRefuses,
@@ -124,7 +125,7 @@ class MasterWriteQueues:
     ) -> asyncio.Future[Sequence[BufferOutcome | SchemalessError]]:
         """Puts rows whose home is another cluster into the buffer. Raises what `store` does."""
         if not self._copy_breakers[cluster].allows():
-            raise breaker_open(cluster)
+            raise self._breaker_open(cluster)
         return cast("asyncio.Future[Sequence[BufferOutcome | SchemalessError]]", self._submit(cluster, datastore, rows))
 
     def append(
@@ -136,7 +137,7 @@ class MasterWriteQueues:
         so they are never run again.
         """
         if not self.breakers[cluster].allows():
-            raise breaker_open(cluster)
+            raise self._breaker_open(cluster)
         is_keyed = version.idempotency_key is not None
         batcher = self._appenders.get((cluster, datastore.name, is_keyed))
         if batcher is None:
@@ -178,7 +179,7 @@ class MasterWriteQueues:
     ) -> asyncio.Future[Sequence[Placed | BufferOutcome | SchemalessError]]:
         """The rows' own `home` decides which table each goes to, so both kinds share a transaction."""
         if not self.breakers[cluster].allows() or not self._silent[cluster].allows():
-            raise breaker_open(cluster)
+            raise self._breaker_open(cluster)
         batcher = self._batchers.get((cluster, datastore.name))
         if batcher is None:
             flush = partial(self._flush, cluster, datastore)
@@ -221,7 +222,7 @@ class MasterWriteQueues:
             raise
         except NodeRefuses as error:
             if copies == len(rows) and not isinstance(error, PacketTooLarge):
-                copy_breaker.failed()
+                copy_breaker.failed(error)
                 raise
             if len(rows) == 1:
                 raise
@@ -240,9 +241,9 @@ class MasterWriteQueues:
     ) -> Sequence[Placed | BufferOutcome | SchemalessError]:
         at_home = [row for row in rows if row.home == cluster]
         if not at_home:
-            raise breaker_open(cluster)
+            raise self._breaker_open(cluster)
         outcomes = iter(await self._flush(cluster, datastore, at_home))
-        return [next(outcomes) if row.home == cluster else breaker_open(cluster) for row in rows]
+        return [next(outcomes) if row.home == cluster else self._breaker_open(cluster) for row in rows]
 
     async def _flush_appends(
         self,
@@ -320,7 +321,7 @@ class MasterWriteQueues:
         breaker, master = self.breakers[cluster], self._storage.master(cluster)
         silent = self._silent[cluster]
         if breaker.state is BreakerState.OPEN or (is_put and silent.state is BreakerState.OPEN):
-            raise breaker_open(cluster)  # it failed while these waited
+            raise self._breaker_open(cluster)  # it failed while these waited
         watch = SilenceWatch(master, partial(self._may_give_up, cluster)) if is_put else nullcontext()
         try:
             async with watch:
@@ -329,15 +330,22 @@ class MasterWriteQueues:
                 )
         except SchemalessError as error:
             if isinstance(error, MasterSilent):
-                silent.failed()
+                silent.failed(error)
             elif tells_breaker(error):
-                breaker.failed()
+                breaker.failed(error)
             elif not isinstance(error, Overloaded):
                 breaker.succeeded()  # it answered
             raise
         breaker.succeeded()
         silent.succeeded()
         return outcome
+
+    def _breaker_open(self, cluster: str) -> StorageUnavailable:
+        breakers = (self.breakers[cluster], self._copy_breakers[cluster], self._silent[cluster])
+        failures = [one.failure for one in breakers if one.state is not BreakerState.CLOSED and one.failure]
+        why = ": ".join([f"the circuit breaker of cluster {cluster}'s master is open", *map(str, failures[:1])])
+        refused = [failure.shown for failure in failures if isinstance(failure, AccountRefused)]
+        return AccountRefused(why, refused[0]) if refused else StorageUnavailable(why)
 
     def _may_give_up(self, cluster: str) -> bool:
         return not self._patient and any(self.takes_copies(name) for name in self.clusters if name != cluster)
@@ -394,10 +402,6 @@ class SilenceWatch:
 def tells_breaker(error: SchemalessError) -> bool:
     """Returns whether an error means that the master can't be reached, and not that it refuses one thing."""
     return isinstance(error, StorageUnavailable) and not isinstance(error, NodeRefuses)
-
-
-def breaker_open(cluster: str) -> StorageUnavailable:
-    return StorageUnavailable(f"the circuit breaker of cluster {cluster}'s master is open after a failure")
 
 
 def _weight(rows: Sequence[BufferRow]) -> int:
@@ -620,6 +624,8 @@ class WriteBreaker:
 
     def __init__(self, open_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.state = BreakerState.CLOSED
+        self.failure: SchemalessError | None = None
+        """What opened it last."""
         self._open_s = open_s
         self._clock = clock
         self._next_probe_at = 0.0
@@ -642,8 +648,8 @@ class WriteBreaker:
     def succeeded(self) -> None:
         self.state = BreakerState.CLOSED
 
-    def failed(self) -> None:
-        self.state = BreakerState.OPEN
+    def failed(self, failure: SchemalessError | None = None) -> None:
+        self.state, self.failure = BreakerState.OPEN, failure
         self._next_probe_at = self._clock() + self._open_s
 
 

@@ -141,15 +141,24 @@ class ConsumerAudit:
         return f"schemaless triggers resume {program} -d {name}" if trigger_order_table.latest(given).paused else None
 
     def _cause(self) -> str | None:
-        """Returns why the consumer doesn't go on in any shard, and what ends that, if no process runs it."""
+        """Returns why the consumer doesn't go on in any shard, if no process was seen that runs it, and what ends that.
+
+        A clean stop deletes the row of its process. One whose row stays was killed, or it lives and can't write it.
+        """
         masters, name = [self.storage.master(cluster) for cluster in self.datastore.clusters], self.datastore.name
         program = self.consumer.removeprefix(TRIGGER_PREFIX)
         workers = [row for master in masters for row in master.run(worker_table.of_datastore, name)]
-        seen = {row.consumer for row in workers if row.age_s <= SEEN_WITHIN_S}
-        if program == self.consumer:
-            return None if INDEXER in seen else "no indexer runs"
-        if self.consumer in seen:
+        runs_it = INDEXER if program == self.consumer else self.consumer
+        last = min((row for row in workers if row.consumer == runs_it), key=lambda row: row.age_s, default=None)
+        if last is not None and last.age_s <= SEEN_WITHIN_S:
             return None
+        if last is not None:
+            who = f"the process {last.report.pid} at {last.report.host}"
+            return (
+                f"{who} was seen {last.age_s:.0f} s ago and didn't end cleanly: it was killed, or it can't reach MySQL"
+            )
+        if runs_it == INDEXER:
+            return "no indexer runs"
         return f"nobody runs it. `schemaless triggers remove {program} -d {name}` retires it"
 
     def _audit_counts(self, found: Standings) -> None:

@@ -142,6 +142,8 @@ def _steps(nodes: Collection[SyncNode], cluster: str, limit: int) -> list[Step]:
 
 def _answers(nodes: Collection[SyncNode], operation: Callable[[*Args], Operation[T]], *args: *Args) -> list[T]:
     """Asks all servers at once, and returns what those say that answer. Raises StorageUnavailable when none does."""
+    from schemaless.storage.failover import nobody_answers
+
     failures: list[SchemalessError] = []
 
     def ask(node: SyncNode) -> list[T]:
@@ -154,7 +156,7 @@ def _answers(nodes: Collection[SyncNode], operation: Callable[[*Args], Operation
     with ThreadPoolExecutor(len(nodes)) as pool:
         found = [answer for answers in pool.map(ask, nodes) for answer in answers]
     if not found:
-        raise StorageUnavailable(f"no server answers: {'; '.join(map(str, failures))}")
+        raise nobody_answers(failures)
     return found
 
 

@@ -59,7 +59,8 @@ class Heard(Generic[Report]):
     def __init__(self, nodes: Mapping[str, AsyncNode], answers: Answers[Report]) -> None:
         of, roles = {name: node.node for name, node in nodes.items()}, {name: node.role for name, node in nodes.items()}
         self.nodes, self.reports = nodes, answers.found
-        self.failures = {name: str(error) for name, error in answers.failures.items()}
+        self.errors = answers.failures
+        self.failures = {name: str(error) for name, error in self.errors.items()}
         rising = sorted(self.reports, key=lambda name: (roles[name] is Role.MASTER, self.reports[name].heads_sum))
         best = {of[name].cluster: self.reports[name] for name in rising}
         self.best = {cluster: best[cluster] for cluster in sorted(best)}

@@ -24,12 +24,11 @@ from schemaless.errors import (
     NotFound,
     RefusedForGood,
     SchemalessError,
-    StorageUnavailable,
 )
 from schemaless.quantity import quantity
 from schemaless.storage import schema, shard_head
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage, Traffic
-from schemaless.storage.failover import Answers, answers_of_all, run_on_all
+from schemaless.storage.failover import Answers, answers_of_all, nobody_answers, run_on_all
 from schemaless.storage.node_core import Storage
 from schemaless.storage.pymysql_driver import SyncNode, SyncStorage
 from schemaless.topology import Datastore, Topology
@@ -172,13 +171,13 @@ class Catalogue:
         """
         if all(asked.done() for asked in self._look):
             self._look = [asyncio.create_task(_shown_by(node)) for node in self._storage.nodes.values()]
-        failures: list[str] = []
+        failures: list[SchemalessError] = []
         for answer in asyncio.as_completed(self._look):
             shown = await answer
             if not isinstance(shown, SchemalessError):
                 return {name: self._storage.live(each) for name, each in shown.items()}
-            failures.append(str(shown))
-        raise StorageUnavailable("no server answers: " + "; ".join(failures))
+            failures.append(shown)
+        raise nobody_answers(failures)
 
     async def _refresh(self) -> None:
         began = self._clock()

@@ -168,7 +168,7 @@ def bring_up(storage: SyncStorage, nodes: Sequence[Node], account: Node) -> None
     storage.look()
     known = storage.appointments.get(nodes[0].cluster)
     service = next(node for node in nodes if known is None or node.name == known.master)
-    administrator = replace(service, user=account.user, password=account.password)
+    administrator = service.as_known_to(account)
     with closing(SyncNode(administrator)) as new, closing(SyncNode(service)) as own:
         to = own.run(schema.current_account)
         new.run(schema.create_server_tables)
@@ -325,7 +325,7 @@ def verify_joining(administrators: Topology, present: SyncStorage, nodes: Sequen
         for node in nodes:
             if node.name in administrators.nodes:  # it has joined, and what it has is its own
                 continue
-            administrator = replace(node, user=account.user, password=account.password)
+            administrator = node.as_known_to(account)
             try:
                 session = stack.enter_context(AdminSession(administrator))
             except SchemalessError as error:
@@ -333,7 +333,7 @@ def verify_joining(administrators: Topology, present: SyncStorage, nodes: Sequen
                 faults.append(f"{node.name} can't be used at {where} ({error}): start it, or correct its address")
                 continue
             if (replication := administrators.replication) is not None:
-                administrator = replace(node, user=replication.user, password=replication.password)
+                administrator = replace(node, user=replication.user, password=replication.password, file=None)
             joining = Joining(node, session, peer)
             faults += joining.faults(administrator if replication is not None else None)
             faults += joining.contents(as_cluster=as_cluster, is_first=node is nodes[0])
@@ -352,7 +352,7 @@ def _shared_ids(present: SyncStorage, nodes: Sequence[Node], account: Node) -> I
     for node in (*(one for one in present.topology.nodes.values() if one.name not in names), *nodes):
         with (
             suppress(SchemalessError),
-            AdminSession(replace(node, user=account.user, password=account.password)) as one,
+            AdminSession(node.as_known_to(account)) as one,
         ):
             if one.mariadb:
                 domain = one.query("SELECT @@gtid_domain_id AS it")[0]["it"]

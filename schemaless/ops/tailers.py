@@ -36,6 +36,7 @@ from schemaless.storage.everywhere import after, read_everywhere, together
 from schemaless.storage.failover import run_on_all
 from schemaless.storage.pymysql_driver import SyncNode, SyncStorage
 from schemaless.storage.shard_log import Following, Oldest
+from schemaless.storage.standstill import stall_after
 from schemaless.storage.tailer_order_table import NO_COMMAND, TailerCommand
 from schemaless.topology import Datastore
 
@@ -72,7 +73,8 @@ class TailerStatus(msgspec.Struct, frozen=True):
 def read_tailer_status(storage: SyncStorage, kafka: str, datastore: Datastore) -> TailerStatus:
     """Reads the status of every shard. Shards of an unreachable master have no head. Raises BusUnavailable."""
     publish_status = read_publish_status(kafka, datastore)
-    heads = read_heads(storage, datastore)
+    masters = run_on_all(map(storage.master, datastore.clusters), shard_head.heads, datastore.name)
+    heads = {head.shard: head.location for head in datastore.of_home(masters.found, lambda head: head.shard)}
     oldest = _read_oldest(storage, datastore, publish_status.locations, heads)
     lost = _read_lost(storage, datastore, publish_status, heads)
     answers = run_on_all(map(storage.master, datastore.clusters), worker_table.of_datastore, datastore.name)
@@ -88,7 +90,8 @@ def read_tailer_status(storage: SyncStorage, kafka: str, datastore: Datastore) -
             publish_status.locations.get(shard),
             heads.get(shard),
             lag_s=0.0 if first is None else max(0.0, first.age_us / 1e6),
-            problem=_problem(datastore, shard, publish_status, heads.get(shard), oldest, lost) or held.get(shard),
+            problem=_problem(datastore, shard, publish_status, heads.get(shard), oldest, lost, masters.failures)
+            or held.get(shard),
         )
         shards.append(status)
     command = read_commands(storage).get(datastore.name, NO_COMMAND)
@@ -99,12 +102,6 @@ def read_tailer_status(storage: SyncStorage, kafka: str, datastore: Datastore) -
         if row.report.stall not in (None, Stall.PARTITION_COUNT)
     ]
     return TailerStatus(datastore, command, publish_status.owners, shards, stalls)
-
-
-def read_heads(storage: SyncStorage, datastore: Datastore) -> dict[int, Location]:
-    """Returns the head of each shard whose master can be reached."""
-    answers = run_on_all(map(storage.master, datastore.clusters), shard_head.heads, datastore.name)
-    return {head.shard: head.location for head in datastore.of_home(answers.found, lambda head: head.shard)}
 
 
 def lost_positions(master: SyncNode, datastore: Datastore, positions: Sequence[Position]) -> dict[int, LocationGone]:
@@ -164,11 +161,15 @@ def _problem(
     head: Location | None,
     oldest: Mapping[int, Oldest | None],
     lost: Mapping[int, LocationGone],
+    failures: Mapping[str, Exception],
 ) -> str | None:
     """Returns why a shard is blocked, as far as it can be seen from outside."""
     published = publish_status.locations.get(shard)
     if head is None:
-        return f"{Stall.MASTER_DOWN}: the master of cluster {datastore.home(shard)} is unreachable"
+        cluster = datastore.home(shard)
+        if (error := failures.get(cluster)) is not None:
+            return f"{stall_after(error)}: the master of cluster {cluster} can't be asked: {error}"
+        return f"the master of cluster {cluster} has no head of the shard"
     if datastore.partition(shard) in publish_status.emptied:
         return "the cells topic was created again: set where to publish from with `schemaless tailer seek`"
     if published is None:

@@ -29,7 +29,6 @@ from schemaless.stack.endpoints import await_masters, present_masters, refresh_e
 from schemaless.stack.plan import (
     PortInUse,
     StackPlan,
-    admin_document,
     create_default_datastore,
     home_folder,
     known_datastores,
@@ -37,7 +36,6 @@ from schemaless.stack.plan import (
     load_plan,
     require_free,
     require_plan,
-    topology_document,
     verify_paths,
     write_private_json,
 )
@@ -126,7 +124,7 @@ def up_process(home: Path, name: str) -> None:
     if name == "kafka":
         kafka_broker.wait_ready(plan.broker())
     elif name in servers:
-        mysql_server.wait_ready(servers[name], plan.accounts)
+        mysql_server.wait_ready(servers[name], plan.administrator(servers[name]))
 
 
 def down(settings: StackSettings, *, say: Say = lambda line: None) -> None:
@@ -171,6 +169,9 @@ def _prepare(plan: StackPlan, services: Sequence[SupervisedProgram], say: Say) -
     added = [with_present_settings(program, plan) for name, program in stored.items() if name not in own]
     for program in [*own.values(), *added]:
         save_program(plan.programs_folder, program, log=plan.log(program.name))
+    if len(new) == len(servers):  # what these files name is of servers that are gone
+        for file in (plan.topology_file, plan.admin_topology_file):
+            file.unlink(missing_ok=True)
     if new:
         say(f"initialising {quantity(len(new), f'{plan.flavour} server')}")
     with ThreadPoolExecutor() as pool:
@@ -189,10 +190,10 @@ def _start_storage(plan: StackPlan, say: Say) -> None:
     running = _start(plan, [server.name for server in servers], "the storage servers", say)
     awaited = [server for server in servers if server.name in running]
     with ThreadPoolExecutor(len(servers)) as pool:
-        list(pool.map(lambda server: mysql_server.wait_ready(server, plan.accounts), awaited))
-    document = topology_document(servers, plan.accounts)
+        list(pool.map(lambda server: mysql_server.wait_ready(server, plan.administrator(server)), awaited))
+    document, administrators = plan.topology_documents(servers)
     write_private_json(plan.topology_file, document)
-    write_private_json(plan.admin_topology_file, admin_document(document, plan.accounts))
+    write_private_json(plan.admin_topology_file, administrators)
     if _start(plan, [CONTROLLER], "the controller", say):
         await_masters(load_topology(plan.topology_file), plan.log(CONTROLLER))
 

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 import msgspec
 
 from schemaless.bus.kafka_accounts import KafkaUser
-from schemaless.errors import SchemalessError, StorageUnavailable, Unavailable
+from schemaless.errors import AccountRefused, SchemalessError, StorageUnavailable, Unavailable
 from schemaless.ops.datastores import list_datastores
 from schemaless.stack.admin import READER_USER
 from schemaless.stack.plan import StackPlan, require_plan, write_private_json
@@ -157,6 +157,8 @@ def closed_clusters(topology: Topology) -> list[str]:
 def _is_open(storage: SyncStorage, cluster: str) -> bool:
     try:
         ((read_only,),) = storage.master(cluster).run(query, "SELECT @@GLOBAL.read_only", again_on=())
+    except AccountRefused:
+        raise
     except StorageUnavailable:
         return False
     return cluster in storage.appointments and not read_only

@@ -25,11 +25,9 @@ from schemaless.stack.mysql_server import MySQLServer, PlannedServer, verify_soc
 from schemaless.stack.plan import (
     MINIONS,
     StackPlan,
-    admin_document,
     first_servers,
     keep_plan,
     require_plan,
-    topology_document,
     write_private_json,
 )
 from schemaless.stack.remake import copy_data, verify_room
@@ -70,9 +68,9 @@ class StackSite(NamedTuple):
             servers = _started(plan, own)
 
             def bring() -> None:
-                nodes = [server.node(plan.accounts) for server in servers]
+                nodes = [plan.node(server) for server in servers]
                 with SyncStorage(load_topology(plan.topology_file)) as storage:
-                    bring_up(storage, nodes, servers[0].administrator(plan.accounts))
+                    bring_up(storage, nodes, plan.administrator(servers[0]))
 
             bring()
             self.say(f"the controller opens {name}")
@@ -91,7 +89,7 @@ class StackSite(NamedTuple):
             own = [one for one in plan.planned if one.name == name]
             (server,) = _started(plan, own)
             self.say(f"the controller lets {name} follow")
-            await_voter(_join(plan, own), server.administrator(plan.accounts))
+            await_voter(_join(plan, own), plan.administrator(server))
             refresh_endpoints(self.home)
         return f"{name} is a voter of {cluster}"
 
@@ -102,8 +100,8 @@ class StackSite(NamedTuple):
             ports = {other: port for other, port in plan.ports.items() if other != name}
             rest = replace(plan, planned=[one for one in plan.planned if one.name != name], ports=ports)
             self.say(f"the controller leaves {name} out")
-            document = topology_document(_known(rest), rest.accounts)
-            write_private_json(plan.admin_topology_file, admin_document(document, plan.accounts))
+            document, administrators = rest.topology_documents(_known(rest))
+            write_private_json(plan.admin_topology_file, administrators)
             await_no_voter(load_topology(plan.topology_file), cluster, name)
             keep_plan(rest)  # before it is stopped: `up` doesn't start it any more
             self.say(f"stopping {name}")
@@ -172,14 +170,14 @@ def _copied(plan: StackPlan, one: PlannedServer, say: Say) -> StackPlan:
     if server.folder.exists():  # of a command that was killed while the donor was down
         for other in _servers(plan, [each for each in plan.planned if each.cluster == one.cluster and each != one]):
             supervision.start(plan.home, other.name)
-            mysql_server.wait_ready(other, plan.accounts)
+            mysql_server.wait_ready(other, plan.administrator(other))
     donor = _donor(plan, one.cluster)
     verify_room(plan, donor)
     shutil.rmtree(server.folder, ignore_errors=True)
     server.folder.mkdir(parents=True)
     fresh = server.folder / "data.new"
     with ExitStack() as afterwards:
-        afterwards.callback(mysql_server.wait_ready, donor, plan.accounts)
+        afterwards.callback(mysql_server.wait_ready, donor, plan.administrator(donor))
         afterwards.callback(supervision.start, plan.home, donor.name)
         supervision.stop_all(plan.home, [donor.name])
         say(f"copying {donor.name}, which is down meanwhile")
@@ -206,7 +204,7 @@ def _started(plan: StackPlan, own: Sequence[PlannedServer]) -> list[MySQLServer]
     for server in servers:
         supervision.start_new(plan, supervision.server_program(plan, server))
     with ThreadPoolExecutor(len(servers)) as pool:
-        list(pool.map(lambda server: mysql_server.wait_ready(server, plan.accounts), servers))
+        list(pool.map(lambda server: mysql_server.wait_ready(server, plan.administrator(server)), servers))
     return servers
 
 
@@ -218,8 +216,8 @@ def _known(plan: StackPlan, own: Sequence[PlannedServer] = ()) -> list[MySQLServ
 
 def _join(plan: StackPlan, own: Sequence[PlannedServer]) -> Topology:
     """Writes the services' file, and when they have read it the controller's."""
-    document = topology_document(_known(plan, own), plan.accounts)
+    document, administrators = plan.topology_documents(_known(plan, own))
     write_private_json(plan.topology_file, document)
     time.sleep(LEARNED_S)
-    write_private_json(plan.admin_topology_file, admin_document(document, plan.accounts))
+    write_private_json(plan.admin_topology_file, administrators)
     return load_topology(plan.topology_file)

@@ -176,7 +176,7 @@ def _start_mysql(server: MySQLServer, accounts: Accounts, stack: ExitStack) -> L
         server.name,
         server.argv(),
         server.log,
-        lambda me: mysql_server.wait_ready(server, accounts, alive=me.alive),
+        lambda me: mysql_server.wait_ready(server, server.administrator(accounts), alive=me.alive),
     )
     stack.callback(handle.kill)
     handle.start(wait=False)

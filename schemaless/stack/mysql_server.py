@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from schemaless.errors import Misconfigured, StorageUnavailable
-from schemaless.stack.admin import ADMIN_USER, SERVICE_USER, Accounts, account_statements, answers
+from schemaless.errors import AccountRefused, Misconfigured, StorageUnavailable
+from schemaless.stack.admin import ADMIN_USER, SERVICE_USER, Accounts, account_statements, session
 from schemaless.stack.programs import SEE_LOG, Flavour, MySQLProgram, find_mysql, find_program
 from schemaless.topology import Node, Role
 
@@ -120,14 +120,16 @@ RESUME_MARIADB = (
 
 def wait_ready(
     server: MySQLServer,
-    accounts: Accounts,
+    administrator: Node,
     *,
     alive: Callable[[], bool] = lambda: True,
     timeout_s: float = READY_TIMEOUT_S,
 ) -> None:
-    """Returns once the server answers a query. Raises StorageUnavailable when it has ended or is late."""
+    """Returns once the server answers a query. Raises StorageUnavailable when it has ended or is late, and
+    AccountRefused.
+    """
     deadline = time.monotonic() + timeout_s
-    while not answers(server.administrator(accounts)):
+    while not _answers(administrator):
         if not alive():
             raise StorageUnavailable(f"server {server.name} ended while starting. Its log: {server.log}", hint=SEE_LOG)
         if time.monotonic() > deadline:
@@ -135,6 +137,18 @@ def wait_ready(
                 f"server {server.name} does not answer after {timeout_s:.0f} s: {server.log}", hint=SEE_LOG
             )
         time.sleep(0.05)
+
+
+def _answers(administrator: Node) -> bool:
+    try:
+        with session(administrator) as connected:
+            return bool(connected.query("SELECT 1"))
+    except AccountRefused as error:
+        if administrator.file is not None:
+            error.hint = f"write the account's present password into {administrator.file}, and run the command again"
+        raise
+    except StorageUnavailable:
+        return False
 
 
 def socket_folder(folder: Path) -> Path:

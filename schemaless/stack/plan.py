@@ -28,7 +28,7 @@ from schemaless.stack.admin import ADMIN_USER, REPLICATION_USER, Accounts, new_a
 from schemaless.stack.kafka_broker import KafkaBroker
 from schemaless.stack.mysql_server import MySQLServer, PlannedServer, planned_servers, socket_folder
 from schemaless.stack.programs import Flavour
-from schemaless.topology import TOPOLOGY_VERSION, Node, Topology
+from schemaless.topology import TOPOLOGY_VERSION, Node, Topology, load_topology
 
 FORMAT = 4
 CLUSTERS = ("a", "b")
@@ -72,6 +72,27 @@ class StackPlan:
             )
             for server in self.planned
         ]
+
+    def node(self, server: MySQLServer) -> Node:
+        """Returns a server as the services see it, with the account that their file names."""
+        return _as_rotated(server.node(self.accounts), self.topology_file)
+
+    def administrator(self, server: MySQLServer) -> Node:
+        """Returns a server as administrators reach it, with the account that their file names."""
+        return _as_rotated(server.administrator(self.accounts), self.admin_topology_file)
+
+    def topology_documents(self, servers: Sequence[MySQLServer]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns the services' topology of these servers, and the administrators'. Accounts stay as the files name
+        them: whoever rotates a password writes it there.
+        """
+        services, administrators = (
+            nodes_document(map(self.node, servers)),
+            nodes_document(map(self.administrator, servers)),
+        )
+        replication = {"user": REPLICATION_USER, "password": self.accounts.replication_password}
+        if self.admin_topology_file.exists() and (known := load_topology(self.admin_topology_file).replication):
+            replication = {"user": known.user, "password": known.password}
+        return services, {**administrators, "replication": replication}
 
     def with_servers(self, planned: Sequence[PlannedServer]) -> StackPlan:
         """Returns the plan with these servers. New ones get ports that are free now."""
@@ -135,6 +156,17 @@ class StackPlan:
 
     def api_urls(self) -> list[str]:
         return [f"http://127.0.0.1:{self.ports[name]}" for name in api_names()]
+
+
+def _as_rotated(made: Node, file: Path) -> Node:
+    """Returns a server with the account that a file names for it, or for others of its cluster, of which it is a copy.
+    Without one it is the account that it was made with.
+    """
+    if not file.exists():
+        return made
+    known = load_topology(file)
+    others = known.clusters[made.cluster].nodes if made.cluster in known.clusters else (made,)
+    return made.as_known_to(known.nodes.get(made.name, others[0]))
 
 
 def first_servers() -> list[PlannedServer]:

@@ -64,7 +64,7 @@ def _down(plan: StackPlan, *servers: MySQLServer) -> Iterator[None]:
             yield
     finally:
         for server in servers:
-            mysql_server.wait_ready(server, plan.accounts)
+            mysql_server.wait_ready(server, plan.administrator(server))
 
 
 def start_at_the_end() -> None:

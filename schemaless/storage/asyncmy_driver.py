@@ -18,7 +18,14 @@ from typing import Any, TypeVar
 
 import asyncmy
 
-from schemaless.errors import Overloaded, SchemalessError, ShardsMoved, StaleTopology, StorageUnavailable
+from schemaless.errors import (
+    AccountRefused,
+    Overloaded,
+    SchemalessError,
+    ShardsMoved,
+    StaleTopology,
+    StorageUnavailable,
+)
 from schemaless.runtime.loop_lag import LiveTimeout, LoopLag
 from schemaless.runtime.name_lookup import NameLookups, no_address
 from schemaless.storage import placement_table
@@ -27,7 +34,7 @@ from schemaless.storage.operation import AGAIN_ON, PAUSE, Args, Operation, Resul
 from schemaless.storage.server_settings import ServerSettings
 from schemaless.storage.sql import Script
 from schemaless.storage.translation import FAILURES, connecting_failed
-from schemaless.topology import Appointment, Node, Role, Topology
+from schemaless.topology import Appointment, Node, Role, Topology, present_account
 
 T = TypeVar("T")
 
@@ -234,21 +241,33 @@ class AsyncServer(AsyncNode):
         return Overloaded(f"{self.node.name}: this process was too late to see an answer")
 
     async def _connect(self) -> Any:
+        """Opens a connection, with the account of the node's file if that changed."""
+        asked = self.node
+        try:
+            return await self._connect_as(asked)
+        except AccountRefused:
+            if (present := present_account(asked)) is None:
+                raise
+        connection = await self._connect_as(present)
+        self.node = present
+        return connection
+
+    async def _connect_as(self, node: Node) -> Any:
         limit_s = self._connect_timeout_s
         timeout = LiveTimeout(limit_s, self._loop_lag)
         task = asyncio.current_task()
         assert task is not None, "only tasks connect"
         try:
             async with timeout:
-                if not self.node.socket:
+                if not node.socket:
                     # The driver looks the name up again, in one of four threads that all nodes share. One that hangs
                     # must not get that far.
-                    found = _lookups.begin(self.node.host)
+                    found = _lookups.begin(node.host)
                     if not found.done():
                         await asyncio.wrap_future(found)
                 cancels = task.cancelling()
                 # The driver's own time-out knows nothing of a loop that is late, so it comes last.
-                connection = await asyncmy.connect(**connect_options(self.node), connect_timeout=limit_s * 4)
+                connection = await asyncmy.connect(**connect_options(node), connect_timeout=limit_s * 4)
                 if task.cancelling() > cancels:  # Python 3.11's wait_for drops a cancellation that meets its result
                     connection.close()
                     raise asyncio.CancelledError
@@ -261,14 +280,14 @@ class AsyncServer(AsyncNode):
                 raise
         except TimeoutError as error:
             if timeout.server_had_its_time:
-                if _lookups.is_under_way(self.node.host):
-                    raise StorageUnavailable(f"{self.node.name}: {no_address(self.node.host, limit_s)}") from error
-                raise StorageUnavailable(f"{self.node.name}: no connection within {limit_s} s") from error
+                if _lookups.is_under_way(node.host):
+                    raise StorageUnavailable(f"{node.name}: {no_address(node.host, limit_s)}") from error
+                raise StorageUnavailable(f"{node.name}: no connection within {limit_s} s") from error
             raise self._too_late() from error
         except FAILURES as error:
-            raise connecting_failed(error, self.node.name) from error
+            raise connecting_failed(error, node) from error
         except RuntimeError as error:  # asyncmy's, on uvloop: the server closed the connection as it was made
-            raise StorageUnavailable(f"{self.node.name}: {error}") from error
+            raise StorageUnavailable(f"{node.name}: {error}") from error
         return connection
 
 

@@ -9,10 +9,10 @@ caller at once. So does ShardsMoved: no node of that cluster is their home.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from schemaless.errors import SchemalessError, ShardsMoved, StorageUnavailable
+from schemaless.errors import AccountRefused, SchemalessError, ShardsMoved, StorageUnavailable
 from schemaless.storage.operation import Args, Operation
 
 if TYPE_CHECKING:
@@ -49,6 +49,13 @@ async def first_answer(
     raise failure or StorageUnavailable(nobody)
 
 
+def nobody_answers(failures: Collection[Exception]) -> StorageUnavailable:
+    why = f"no server answers: {'; '.join(map(str, failures))}"
+    if refused := [failure.shown for failure in failures if isinstance(failure, AccountRefused)]:
+        return AccountRefused(why, "; ".join(refused))
+    return StorageUnavailable(why)
+
+
 class Answers(Generic[T]):
     """The answers of several servers by name, and the errors of those that gave none."""
 
@@ -59,7 +66,7 @@ class Answers(Generic[T]):
     def at_least_one(self) -> list[T]:
         """Returns the answers. Raises StorageUnavailable when there is none."""
         if not self.found:
-            raise StorageUnavailable("no server answers: " + "; ".join(map(str, self.failures.values())))
+            raise nobody_answers(self.failures.values())
         return list(self.found.values())
 
 

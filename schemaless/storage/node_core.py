@@ -217,9 +217,15 @@ class Storage(Generic[NodeT]):
         self._take(topology)
 
     def _take(self, topology: Topology) -> None:
-        """Takes over which clusters and nodes there are. A node that is described otherwise now is another one."""
+        """Takes over which clusters and nodes there are. A node that is described otherwise now is another one. With
+        another account it is the same one, and its connections stay.
+        """
         self.topology, nodes = topology, topology.nodes
-        same = {name: node for name, node in self.nodes.items() if nodes.get(name) == node.node}
+        same = {
+            name: node for name, node in self.nodes.items() if name in nodes and nodes[name].is_same_server(node.node)
+        }
+        for name, node in same.items():
+            node.node = nodes[name]
         self.nodes = {name: same.get(name) or self._open_node(node) for name, node in nodes.items()}
         self._masters = {name: cluster.nodes[0].name for name, cluster in topology.clusters.items()} | self._masters
         self._announce()

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, TypeVarTuple
 import msgspec
 import stamina
 
-from schemaless.errors import Busy, NodeRefuses, SchemalessError, StorageUnavailable
+from schemaless.errors import AccountRefused, Busy, NodeRefuses, SchemalessError, StorageUnavailable
 from schemaless.storage.sql import Script
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ ATTEMPTS_MAX = 4
 
 def runs_again(error: BaseException, again_on: tuple[type[SchemalessError], ...]) -> bool:
     """Returns whether an operation is run again after this error. A server that refuses would refuse again."""
-    return isinstance(error, again_on) and not isinstance(error, NodeRefuses)
+    return isinstance(error, again_on) and not isinstance(error, NodeRefuses | AccountRefused)
 
 
 def retries(again_on: tuple[type[SchemalessError], ...], timeout_s: float) -> Any:

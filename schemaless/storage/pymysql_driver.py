@@ -16,14 +16,14 @@ from typing import TypeVar
 import pymysql
 from pymysql.constants import SERVER_STATUS
 
-from schemaless.errors import Busy, SchemalessError, StorageUnavailable
+from schemaless.errors import AccountRefused, Busy, SchemalessError, StorageUnavailable
 from schemaless.runtime.name_lookup import NameLookups, no_address
 from schemaless.storage import placement_table
 from schemaless.storage.node_core import SESSION, ConnectionPool, Storage, connect_options, on_node, stamp, verify_size
 from schemaless.storage.operation import AGAIN_ON, PAUSE, Args, Operation, Result, query, retries, runs_again
 from schemaless.storage.sql import Script
 from schemaless.storage.translation import FAILURES, connecting_failed
-from schemaless.topology import Appointment, Node, Placement, Role, Topology
+from schemaless.topology import Appointment, Node, Placement, Role, Topology, present_account
 
 T = TypeVar("T")
 
@@ -32,7 +32,19 @@ _lookups = NameLookups()
 
 
 def connect(node: Node, connect_timeout_s: float, timeout_s: float) -> pymysql.Connection:
-    """Opens a connection and sets its session up. Raises StorageUnavailable."""
+    """Opens a connection and sets its session up, with the account of the node's file if that changed.
+
+    Raises StorageUnavailable.
+    """
+    try:
+        return _connect(node, connect_timeout_s, timeout_s)
+    except AccountRefused:
+        if (present := present_account(node)) is None:
+            raise
+        return _connect(present, connect_timeout_s, timeout_s)
+
+
+def _connect(node: Node, connect_timeout_s: float, timeout_s: float) -> pymysql.Connection:
     try:
         if not node.socket:  # the C library waits half a minute for a name server that is away
             _look_up(node.host, connect_timeout_s)
@@ -46,11 +58,12 @@ def connect(node: Node, connect_timeout_s: float, timeout_s: float) -> pymysql.C
         try:
             connection.packet_max = _execute(connection, SESSION)[-1].rows[0][0]  # type: ignore[attr-defined]
             connection.stamp = None  # type: ignore[attr-defined]
+            connection.node = node  # type: ignore[attr-defined]
         except BaseException:
             _drop(connection)
             raise
     except FAILURES as error:
-        raise connecting_failed(error, node.name) from error
+        raise connecting_failed(error, node) from error
     return connection
 
 
@@ -113,7 +126,10 @@ class SyncNode:
         if not self._slots.acquire(timeout=self._timeout_s):
             raise StorageUnavailable(f"{self.node.name}: no connection became free in {self._timeout_s} s")
         try:
-            connection = self._pool.take() or connect(self.node, self._connect_timeout_s, self._timeout_s)
+            connection = self._pool.take()
+            if connection is None:
+                connection = connect(self.node, self._connect_timeout_s, self._timeout_s)
+                self.node = connection.node  # type: ignore[attr-defined]
             try:
                 if connection.stamp is not self.stamp:  # type: ignore[attr-defined]
                     wanted = self.stamp

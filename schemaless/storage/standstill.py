@@ -6,7 +6,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from schemaless.errors import NodeRefuses
+from schemaless.errors import (
+    AccountRefused,
+    LockTimeout,
+    Misconfigured,
+    NodeRefuses,
+    NotWhole,
+    Overloaded,
+    ShardsLocked,
+)
 from schemaless.names import Stall
 from schemaless.storage.operation import Operation, Row, query
 from schemaless.storage.sql import Script
@@ -18,6 +26,15 @@ class Standstill(msgspec.Struct, frozen=True):
 
     stall: Stall
     why: str
+
+
+def stall_after(error: Exception) -> Stall:
+    """Returns the word for a server that couldn't be asked: it is away, or it runs and refuses."""
+    if isinstance(error, LockTimeout | ShardsLocked | Overloaded):
+        return Stall.BLOCKED
+    if isinstance(error, NotWhole):
+        return Stall.NOT_DENSE
+    return Stall.REFUSED if isinstance(error, AccountRefused | Misconfigured | NodeRefuses) else Stall.MASTER_DOWN
 
 
 SHOW_REPLICATION = "SHOW REPLICA STATUS"

@@ -13,6 +13,7 @@ import pymysql.err
 import structlog
 
 from schemaless.errors import (
+    AccountRefused,
     Busy,
     DuplicateKey,
     LockTimeout,
@@ -27,6 +28,7 @@ from schemaless.errors import (
     TableMissing,
 )
 from schemaless.runtime.tls import certificate_refusal
+from schemaless.topology import Node
 
 log = structlog.get_logger()
 
@@ -53,6 +55,15 @@ _AWAY = {
     3675,  # can't create tablespace: disk full
     4031,  # disconnected by the server
 }  # fmt: skip
+_EXPIRED = {1820, 1862}
+_ACCOUNT = {
+    1045, 1698,  # no such account, or another password
+    1130,  # not from this host
+    1251, 1524,  # it has another way to log in than we know
+    3118, 4151,  # it is locked (MySQL, MariaDB)
+    *_EXPIRED,
+}  # fmt: skip
+"""Refusals of an account, where a connection is made. In a statement 1045 is about a right."""
 _NULL = {1048}
 _STATEMENT_TIMEOUT = {1969, 3024}  # MariaDB, MySQL
 _TABLE_MISSING = {1049, 1146}
@@ -116,9 +127,13 @@ def translate(error: Exception, node: str) -> SchemalessError:
     return _REFUSALS.get(number, NodeRefuses)(text)
 
 
-def connecting_failed(error: Exception, node: str) -> StorageUnavailable:
+def connecting_failed(error: Exception, node: Node) -> StorageUnavailable:
     """Returns the error of a connection that can't be made. The server can't do anything then, whatever it says."""
     if refusal := certificate_refusal(error):
-        return StorageUnavailable(f"{node}: {refusal}")
-    ours = translate(error, node)
+        return StorageUnavailable(f"{node.name}: {refusal}")
+    ours = translate(error, node.name)
+    if error.args and (number := error.args[0]) in _ACCOUNT:
+        why = "its password has expired" if number in _EXPIRED else error.args[-1]
+        shown = f"{node.name} refuses the account {node.user!r}"
+        return AccountRefused(f"{shown}: {why}", shown)
     return StorageUnavailable(str(ours))

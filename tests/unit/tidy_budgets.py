@@ -27,7 +27,6 @@ SAID = "what Kafka said of an account last is told while it stands"
 LATE = "a repair waits for a minion that is late"
 UNBEGUN = "the audit finds no fault in a version that no indexer has begun, or that is dropped meanwhile"
 PROXIES = "loopback is reached without a proxy, and an issuer that can't be asked is told before anything starts"
-STOOD = "a payload that may have come while the process stood still isn't held against the client"
 FORMATS = "each server is asked for its format, and one with another is left out"
 CALLS = "a row has one call at a time in a process, and rows that fail leave others' connections and pauses alone"
 FORKS = "a process that a function forks ends with its call, and failed calls are told by cause"
@@ -35,6 +34,7 @@ HEARD = "an interrupt that CPython loses comes again"
 PROVEN = "topics, tailers and databases are proven to belong together before anybody joins a group"
 OUTSIDE = "who hangs is ended from outside of what hangs, and nobody waits for who reads the log"
 UNREAD = "a shard that can't be read holds up itself only, and it is said when nobody tails"
+ROTATED = "passwords are rotated while everything runs, and a refused account is named as one"
 TAILS = "a former master comes back: its tail is kept and put again, and the server made anew"
 
 PACKAGES: dict[str, Budget] = {
@@ -42,37 +42,37 @@ PACKAGES: dict[str, Budget] = {
     "api/access": (589, 425, PROXIES),
     "api/explain": (761, 442, ERASURES),
     "api/follow": (867, 566, MOVES),
-    "api/http": (2468, 1605, OUTSIDE),
+    "api/http": (2469, 1605, ROTATED),
     "api/index": (1662, 1023),
     "api/read": (882, 538, ERASURES),
-    "api/routes": (3016, 1670, ERASURES),
+    "api/routes": (3017, 1670, ROTATED),
     "api/triggers": (623, 402, ERASURES),
     "api/ui": (185, 130, WATCHED),
-    "api/write": (1419, 855, ERASURES),
+    "api/write": (1425, 861, ROTATED),
     "bench": (5055, 3264, PROMOTION),
     "cleaner": (885, 607, ERASURES),
     "consumers": (7, 5),
     "consumers/probe": (281, 189),
-    "controller": (2476, 1650, ERASURES),
+    "controller": (2491, 1662, ROTATED),
     "indexer": (1981, 1299, PROVEN),
-    "schemaless": (3567, 2075, PROVEN),
-    "schemaless/audit": (1628, 1010, PROVEN),
+    "schemaless": (3640, 2121, ROTATED),
+    "schemaless/audit": (1637, 1014, ROTATED),
     "schemaless/bus": (3752, 2273, PROVEN),
-    "schemaless/cli": (3914, 2308, OUTSIDE),
+    "schemaless/cli": (3916, 2309, ROTATED),
     "schemaless/client": (2497, 1569, ERASURES),
     "schemaless/consume": (5150, 3466, OUTSIDE),
     "schemaless/contract": (2167, 1101, PROVEN),
     "schemaless/demo": (1474, 979, "the demo kills a master for good"),
-    "schemaless/facts": (722, 431, UNREAD),
+    "schemaless/facts": (723, 432, ROTATED),
     "schemaless/index": (2893, 1724, LATE),
-    "schemaless/ops": (3169, 2091, PROVEN),
+    "schemaless/ops": (3169, 2092, ROTATED),
     "schemaless/runtime": (2210, 1465, OUTSIDE),
-    "schemaless/stack": (3034, 1758, PROXIES),
-    "schemaless/storage": (10193, 5509, PROVEN),
+    "schemaless/stack": (3081, 1790, ROTATED),
+    "schemaless/storage": (10261, 5547, ROTATED),
     "schemaless/subscriber": (715, 508),
     "schemaless/testing": (1442, 936, ERASURES),
     "schemaless/triggers": (895, 562, FORKS),
-    "tailer": (1925, 1307, UNREAD),
+    "tailer": (1927, 1309, ROTATED),
 }
 """Lines and statements of the Python files in each folder, those in its subfolders left out.
 

@@ -221,6 +221,25 @@ def test_why_a_program_is_behind_in_all_shards_is_said_once(audited, publish, st
     assert report.warnings == [f"{BILLING} is paused. As expected, that leaves 12 cells to work on, until {until}"]
 
 
+def test_a_program_that_may_live_is_none_that_nobody_runs(audited, publish, storage, datastore):
+    """It was killed, or MySQL refuses its account, and it calls functions. Who reads that nobody runs it removes it."""
+    publish()
+    masters = [storage.master(cluster) for cluster in datastore.clusters]
+    for shard in (0, 1):
+        node = storage.master(datastore.home(shard))
+        node.run(checkpoint_table.make, datastore.name, BILLING, [Position(shard, 1, 0)])
+    for master in masters:
+        master.run(worker_table.put, datastore.name, BILLING, 7, WorkerReport(host="w1", pid=42))
+        master.run(
+            query,
+            f"UPDATE schemaless.worker SET seen_at = seen_at - INTERVAL 1 HOUR WHERE datastore = '{datastore.name}'",
+        )
+    report, _ = audited_with(audited, lambda look: None)
+    ((_, _, detail),) = found(report)
+    assert detail.startswith(f"{BILLING} is behind in 2 shards: the process 42 at w1 was seen 36")
+    assert detail.endswith("s ago and didn't end cleanly: it was killed, or it can't reach MySQL")
+
+
 def test_a_program_that_is_started_again_is_waited_for(audited, publish, storage, datastore):
     """A supervisor takes its time. Who reads that nobody runs a program may remove it."""
     publish()

@@ -20,11 +20,12 @@ from schemaless.stack.local import running_topology
 from schemaless.storage.admin_session import AdminSession
 from schemaless.storage.appointment_table import OrderKind, OrderState, TopologyOrder
 from schemaless.storage.pymysql_driver import SyncStorage
-from schemaless.topology import Datastore
+from schemaless.topology import Datastore, load_topology
 from tests.conftest import FLAVOUR, SMALL_REDO_LOGS
 from tests.environment import environment_of
 from tests.failover_harness import start_controller_process
 from tests.integration.api.api_harness import ROOT, assert_problem, production_api
+from tests.rotated_account import rotated_account
 from tests.waiting import until
 
 pytestmark = pytest.mark.storage
@@ -339,6 +340,43 @@ def test_a_voter_that_is_away_must_be_heard_or_fenced(installation):
     answer = until(lambda: (found := installation.order("open", "b")).status_code == 200 and found)
     assert answer.json()["told"] == f"{master} is the master of b"
     installation.servers[voter].start()
+
+
+def test_a_controller_s_rotated_password_opens_no_other_master(installation, tmp_path, monkeypatch):
+    """The master runs and refuses it, and no minion hears the master either, so that it would be dead at once. The new
+    password is taken up without a restart.
+    """
+    installation.end_controller()
+    monkeypatch.setattr("controller.decide.DEAD_AFTER_S", 0.0)
+    running, master, (minion,) = installation.running, installation.master("a"), installation.voters("a")
+    with rotated_account(running, tmp_path / "admin.json", "ALL PRIVILEGES") as account:
+        administrators = load_topology(account.path)
+        with closing(Controller(administrators, ControllerMode.AUTOMATIC, services=running.topology)) as controller:
+
+            def reaches(state):
+                def holds():
+                    controller.step({})
+                    return controller.states["a"].state == state
+
+                until(holds, lambda: f"{controller.states} {controller.view('a', None)}")
+
+            reaches("healthy")
+            epoch = controller.known["a"].ballot.epoch
+            account.rotate_at(master, "second")
+            reaches("refused")
+            with AdminSession(installation.administrator(minion)) as session:
+                session.query("STOP REPLICA IO_THREAD")
+            until(lambda: not controller.view("a", None).seen[minion].replication.connected)
+            for _ in range(3):
+                controller.step({})
+            named = f"{master} refuses the account '{account.user}': Access denied"
+            assert (controller.states["a"].state, controller.states["a"].why[: len(named)]) == ("refused", named)
+            assert (controller.known["a"].master, controller.known["a"].ballot.epoch) == (master, epoch)
+            account.rotate("second")
+            account.write("second")
+            reaches("healthy")
+            assert controller.known["a"].master == master
+    installation.start_controller()
 
 
 def test_an_order_that_is_read_twice_is_carried_out_once(installation):

@@ -1,5 +1,6 @@
 """The embedded stack on real servers: started, harmed, stopped, started again. A sleeper stands for the services."""
 
+import itertools
 import json
 import os
 import shutil
@@ -19,15 +20,22 @@ from confluent_kafka.admin import AdminClient
 from schemaless.bus import warm_up
 from schemaless.cli.stack import up
 from schemaless.config import StackSettings
-from schemaless.errors import NotFound
+from schemaless.errors import AccountRefused, NotFound
 from schemaless.ops.datastores import create_datastore
 from schemaless.runtime.kafka_access import KafkaAccess, KafkaAccount, KafkaAddress, read_account
 from schemaless.stack import embedded, kafka_broker, supervision
-from schemaless.stack.admin import Accounts, session
-from schemaless.stack.endpoints import _kafka_account, refresh_endpoints
+from schemaless.stack.admin import SERVICE_USER, Accounts, session
+from schemaless.stack.endpoints import _kafka_account, present_masters, refresh_endpoints
 from schemaless.stack.local import LocalServer, running_topology
 from schemaless.stack.mysql_server import MySQLServer
-from schemaless.stack.plan import PortInUse, StackPlan, UnknownFormat, load_or_make_plan, require_plan
+from schemaless.stack.plan import (
+    PortInUse,
+    StackPlan,
+    UnknownFormat,
+    load_or_make_plan,
+    require_plan,
+    write_private_json,
+)
 from schemaless.stack.programs import Flavour
 from schemaless.stack.supervision import ProcessRole, ProcessState, SupervisedProgram, service_programs
 from schemaless.topology import load_topology
@@ -287,6 +295,47 @@ def test_second_start_changes_nothing(settings: StackSettings) -> None:
     said: list[str] = []
     assert start(settings, said) == before
     assert said == []
+
+
+def test_a_rotated_password_is_left_alone_and_one_that_is_refused_is_named(settings: StackSettings) -> None:
+    """Of services and of administrators. `up` made the first ones, and a file that names another one is somebody's."""
+    plan = require_plan(settings.home)
+    files = (plan.topology_file, plan.admin_topology_file)
+    before = [file.read_text() for file in files]
+    masters = [server for server in plan.servers() if server.name in present_masters(load_topology(files[0]))]
+
+    def rotate(user: str, password: str) -> None:
+        for server in masters:
+            with session(server.administrator(plan.accounts)) as connected:
+                connected.query(f"ALTER USER '{user}'@'%' IDENTIFIED BY '{password}'")
+
+    def name_in_files(*passwords: str) -> None:
+        for file, text, password in zip(files, before, passwords, strict=True):
+            document = json.loads(text)
+            for entry in itertools.chain(*document["clusters"].values()):
+                entry["password"] = password
+            write_private_json(file, document)
+
+    made = (plan.accounts.service_password, plan.accounts.admin_password)
+    try:
+        rotate(SERVICE_USER, "rotated")
+        name_in_files("rotated", made[1])
+        kept = [file.read_text() for file in files]
+        start(settings)
+        assert [file.read_text() for file in files] == kept
+        name_in_files("rotated", "wrong")
+        with pytest.raises(AccountRefused, match="refuses the account 'admin'") as refused:
+            start(settings)
+        assert str(files[1]) in refused.value.hint
+        name_in_files("wrong", made[1])
+        with pytest.raises(AccountRefused, match="refuses the account 'schemaless'"):
+            start(settings)
+    finally:
+        rotate(SERVICE_USER, made[0])
+        for file, text in zip(files, before, strict=True):
+            file.write_text(text)
+    start(settings)
+    assert [file.read_text() for file in files] == before
 
 
 def test_data_survive_down_and_up(settings: StackSettings) -> None:

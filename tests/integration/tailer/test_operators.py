@@ -9,7 +9,11 @@ from typer.testing import CliRunner
 
 from schemaless.__main__ import app
 from schemaless.audit.run import audit
+from schemaless.ops.tailers import read_tailer_status
+from schemaless.storage.pymysql_driver import SyncStorage
+from schemaless.topology import load_topology
 from tests.log_harness import new_cell, put, records, run_sql, running_tailers, wait_for_cells
+from tests.rotated_account import rotated_account
 from tests.waiting import async_until
 
 
@@ -80,6 +84,20 @@ async def test_an_order_counts_where_one_cluster_was_away(tailer, running, new_d
         running.servers["b1"].start()
     (told,) = tailer("status", datastore.name, "--json")
     assert told["paused"] is False
+
+
+async def test_the_status_names_the_account_that_a_master_refuses(running, kafka, new_datastore, tmp_path):
+    """The server runs: nobody has to look for one that is down."""
+    datastore = new_datastore(shards=2, partitions=1)
+    with rotated_account(running, tmp_path / "topology.json") as account:
+        account.rotate("second")
+        with SyncStorage(load_topology(account.path)) as storage:
+            told = await asyncio.to_thread(read_tailer_status, storage, kafka, datastore)
+    starts = [
+        f"refused: the master of cluster {name} can't be asked: {name}1 refuses the account '{account.user}'"
+        for name in ("a", "b")
+    ]
+    assert [shard.problem[: len(start)] for shard, start in zip(told.shards, starts, strict=True)] == starts
 
 
 async def test_the_status_names_what_holds_a_shard_up(tailer, running, kafka, new_datastore, storage):

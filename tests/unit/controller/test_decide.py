@@ -104,6 +104,45 @@ DECISIONS = {
 }  # fmt: skip
 
 
+REFUSES = "a1 refuses the account 'admin': Access denied"
+LOCKED_OUT = {"refusals": {"a1": REFUSES}}
+VOTER = {"refusals": {"a3": "a3 refuses the account 'admin': Access denied"}}
+ACCOUNTS = {
+    "a master that lives keeps its place": (DEAD, LOCKED_OUT, Wait("refused", f"{REFUSES}. It runs, so nobody takes"
+        " its place")),
+    "also one that minions hear": (without(HEALTHY, "a1"), LOCKED_OUT, Wait("refused", f"{REFUSES}. It runs, so nobody"
+        " takes its place")),
+    "also where a change was begun": (
+        DEAD, {"appointment": CLOSED, **LOCKED_OUT}, Wait("closed", f"a change of the master was begun, and {REFUSES}")
+    ),
+    "a voter is left out like a silent one, and receives": (
+        without(HEALTHY, "a3"), VOTER, RemoveVoters(["a3"], ["a2"])
+    ),
+    "or is heard before another master is opened": (
+        LONE, VOTER, Wait("dead", "a1 is dead, and a3 refuses the account 'admin': Access denied. It may have what was"
+        " confirmed: let the controller's account in")
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ACCOUNTS)
+def test_a_refused_account_is_no_silence(name):
+    """Whoever refuses it runs, and a master takes writes of others. A voter would hold up a promotion."""
+    seen, others, decided = ACCOUNTS[name]
+    assert automatic(seen, **others) == decided
+
+
+def test_a_person_may_promote_in_place_of_a_master_that_refuses():
+    assert ordered(OrderKind.PROMOTE, DEAD, **LOCKED_OUT) == Promote("a1", ["a2", "a3"], None, True)
+
+
+def test_what_a_server_refuses_is_shown_beside_it():
+    told = {
+        state.name: (state.state, state.why) for state in node_states(view(LONE, refusals={"a1": "no", "a3": "no"}))
+    }
+    assert (told["a1"], told["a3"]) == (("master", "no"), ("refused", "no"))
+
+
 FEWER = {name: node for name, node in NODES.items() if name != "a3"}
 """What the file has once somebody took a3 out of it."""
 ALONE = {"a1": NODES["a1"]}

@@ -9,11 +9,11 @@ from structlog.testing import capture_logs
 
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.node_core import Storage
-from schemaless.topology import Appointment, Ballot, FollowedFile, Topology, load_topology
+from schemaless.topology import AccountFile, Appointment, Ballot, FollowedFile, Topology, load_topology
 
 
-def entry(name, port=1):
-    return {"name": name, "host": "127.0.0.1", "port": port, "user": "u", "password": "p"}
+def entry(name, port=1, user="u", password="p"):
+    return {"name": name, "host": "127.0.0.1", "port": port, "user": user, "password": password}
 
 
 class File:
@@ -69,6 +69,51 @@ def test_a_server_with_another_address_is_another_server(file, storage):
     assert storage.read_again()
     assert storage.nodes["a2"] is not before
     assert storage.nodes["a2"].node.port == 2
+
+
+def rotated(*entries):
+    return json.dumps({"version": 2, "clusters": {"a": list(entries)}})
+
+
+def test_a_server_with_another_account_is_the_same_one(file, storage):
+    """So its connections stay, and new ones are made with the new account."""
+    before = storage.nodes["a2"]
+    file.write(json.dumps({"version": 2, "clusters": {"a": [entry("a1"), entry("a2", user="v")], "b": [entry("b1")]}}))
+    assert storage.read_again()
+    assert storage.nodes["a2"] is before
+    assert (before.node.user, before.node.password) == ("v", "p")
+
+
+def test_a_refused_account_is_looked_up_in_its_file_once_a_second(file):
+    """Whoever asks in between gets what the last look found. What is the same account, or another server, is nothing
+    to try.
+    """
+    now, known = [0.0], load_topology(file.path).nodes
+    accounts = AccountFile(file.path, lambda: now[0])
+    assert accounts.present(known["a1"]) is None
+    file.write(rotated(entry("a1", password="new"), entry("a2", port=2, password="new")))
+    assert accounts.present(known["a1"]) is None
+    now[0] = 1.0
+    assert [accounts.present(known["a1"]).password for _ in range(2)] == ["new", "new"]
+    assert accounts.present(accounts.present(known["a1"])) is None
+    assert accounts.present(known["a2"]) is None
+    assert accounts.present(known["b1"]) is None
+
+
+@pytest.mark.parametrize("written", ["", "{", '{"version": 2, "clusters": {"a": [{"name": "a1"}]}}'])
+def test_a_file_that_is_half_written_costs_a_line_and_no_account(file, written):
+    now, known = [0.0], load_topology(file.path).nodes
+    accounts = AccountFile(file.path, lambda: now[0])
+    file.write(rotated(entry("a1", password="new")))
+    assert accounts.present(known["a1"]).password == "new"
+    file.write(written)
+    with capture_logs() as logs:
+        for now[0] in (1.0, 2.0):
+            assert accounts.present(known["a1"]).password == "new"
+    assert [line["event"] for line in logs] == ["the topology's file was changed, and isn't used"]
+    file.write(rotated(entry("a1", password="newer")))
+    now[0] = 3.0
+    assert accounts.present(known["a1"]).password == "newer"
 
 
 def test_a_cluster_that_came_later_joins_until_its_master_is_appointed(file, storage):

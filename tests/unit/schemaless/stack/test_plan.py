@@ -12,7 +12,7 @@ import pytest
 from schemaless.config import StackSettings
 from schemaless.errors import Misconfigured
 from schemaless.stack import embedded, supervision
-from schemaless.stack.admin import account_statements, new_accounts
+from schemaless.stack.admin import SERVICE_USER, account_statements, new_accounts
 from schemaless.stack.containers import with_added
 from schemaless.stack.mysql_server import (
     SOCKET_PATH_BYTES_MAX,
@@ -25,6 +25,7 @@ from schemaless.stack.plan import (
     USUAL_PORTS,
     PortInUse,
     UnknownFormat,
+    admin_document,
     free_ports,
     is_free,
     keep_plan,
@@ -51,6 +52,28 @@ def test_plan_is_kept(tmp_path: Path) -> None:
     assert load_or_make_plan(settings(tmp_path)) == made
     assert stat.S_IMODE((tmp_path / "stack.json").stat().st_mode) == 0o600
     assert len(set(made.ports.values())) == len(made.ports) == 15
+
+
+def test_accounts_stay_as_the_files_name_them(tmp_path: Path) -> None:
+    """Somebody rotated them. A server that comes to a cluster is a copy of others. One of a new cluster is none."""
+    plan = load_or_make_plan(settings(tmp_path))
+    services, administrators = plan.topology_documents(plan.servers())
+    assert services == topology_document(plan.servers(), plan.accounts)
+    assert administrators == admin_document(services, plan.accounts)
+    for entry in services["clusters"]["a"]:
+        entry |= {"user": "own", "password": "new"}
+    for entry in administrators["clusters"]["b"]:
+        entry |= {"password": "newer"}
+    administrators["replication"]["password"] = "newest"
+    write_private_json(plan.topology_file, services)
+    write_private_json(plan.admin_topology_file, administrators)
+    assert plan.topology_documents(plan.servers()) == (services, administrators)
+    grown = plan.with_servers(
+        [*plan.planned, PlannedServer("a4", "a", None, 9, 1), PlannedServer("c1", "c", None, 8, 3)]
+    )
+    added = {server.name: grown.node(server) for server in grown.servers()}
+    assert (added["a4"].user, added["a4"].password) == ("own", "new")
+    assert (added["c1"].user, added["c1"].password) == (SERVICE_USER, plan.accounts.service_password)
 
 
 def test_told_ports_are_taken(tmp_path: Path) -> None:

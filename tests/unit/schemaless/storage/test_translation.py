@@ -5,6 +5,7 @@ import pymysql.err
 import pytest
 
 from schemaless.errors import (
+    AccountRefused,
     Busy,
     DuplicateKey,
     LockTimeout,
@@ -15,8 +16,11 @@ from schemaless.errors import (
     StorageUnavailable,
     TableMissing,
 )
+from schemaless.storage.operation import AGAIN_ON, runs_again
 from schemaless.storage.translation import connecting_failed, refusals, translate
+from schemaless.topology import Node
 
+NODE = Node("b1", "b", "127.0.0.1", 3306, "schemaless", "a secret")
 KINDS = (pymysql.err.OperationalError, asyncmy.errors.OperationalError)
 
 
@@ -50,8 +54,26 @@ def test_each_number_has_one_meaning_and_an_unknown_one_means_that_this_node_can
     assert refusals.counts["b1", number] - before == issubclass(ours, NodeRefuses)
 
 
-@pytest.mark.parametrize("number", [1045, 1203, 1129, 9999])
+@pytest.mark.parametrize("number", [1203, 1129, 9999])
 def test_a_server_that_lets_nobody_in_is_unreachable(number):
     """Whatever it says: a breaker keeps the next ones from trying."""
-    error = connecting_failed(pymysql.err.OperationalError(number, "no"), "b1")
+    error = connecting_failed(pymysql.err.OperationalError(number, "no"), NODE)
     assert type(error) is StorageUnavailable
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("number", [1045, 1130, 1251, 1524, 1698, 3118, 4151])
+def test_a_refused_account_is_named_and_tried_once(kind, number):
+    """No breaker, no server and no data is at fault. It is counted by number, and never shown with its password."""
+    before = refusals.counts["b1", number]
+    error = connecting_failed(kind(number, "Access denied"), NODE)
+    assert type(error) is AccountRefused
+    assert str(error) == "b1 refuses the account 'schemaless': Access denied"
+    assert not runs_again(error, AGAIN_ON)
+    assert refusals.counts["b1", number] - before == 1
+
+
+@pytest.mark.parametrize("number", [1820, 1862])
+def test_a_password_that_expired_is_named_as_one(number):
+    error = connecting_failed(pymysql.err.OperationalError(number, "You must SET PASSWORD"), NODE)
+    assert str(error) == "b1 refuses the account 'schemaless': its password has expired"
