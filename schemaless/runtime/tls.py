@@ -17,8 +17,8 @@ from schemaless.errors import Misconfigured
 
 log = structlog.get_logger()
 
-LOOK_PAUSE_S = 5.0
-"""How often a server looks whether its certificate was replaced."""
+LOOK_PAUSE_S = 2.0
+"""How often a process looks whether a certificate or an account of its own was replaced."""
 
 
 @dataclass(frozen=True, slots=True)
