@@ -27,7 +27,6 @@ from schemaless.runtime.logs import configure_logging
 from schemaless.runtime.loopback import is_loopback
 from schemaless.runtime.open_files import clients_within_limit
 from schemaless.runtime.outputs import wait_for_nobody
-from schemaless.runtime.tls import require_certificate
 from schemaless.runtime.watchdog import Watchdog
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.topology import load_topology
@@ -49,8 +48,6 @@ def main() -> int:
         app = create_app(settings)
         nodes = sum(len(cluster.nodes) for cluster in app.topology.clusters.values())
         connections_max = clients_within_limit(nodes * settings.connections_max, clients_min=CLIENTS_MIN)
-        if settings.tls_certificate is not None:
-            require_certificate(settings.tls_certificate, settings.tls_key)
         if not is_loopback(settings.host):
             asyncio.run(require_token(settings))
     except SchemalessError as error:
@@ -58,13 +55,13 @@ def main() -> int:
         return 1
     collect_rarely()
     return_large_memory()
-    protocol = protocol_within(connections_max=connections_max, tls=settings.tls_certificate is not None)
+    certificate = app.certificate
+    protocol = protocol_within(connections_max=connections_max, tls=certificate is not None)
     config = uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
-        ssl_certfile=settings.tls_certificate,
-        ssl_keyfile=settings.tls_key,
+        ssl_context_factory=None if certificate is None else lambda *_: certificate.context,
         loop=f"{ApiLoop.__module__}:{ApiLoop.__name__}",
         http=protocol,
         ws="none",

@@ -23,23 +23,26 @@ from api.http.asgi import UNEXPECTED, Dispatcher, Router, WatchedSend, answered_
 from api.http.openapi import DESCRIPTION, add_docs, document_of
 from api.http.response import METHOD_NOT_ALLOWED, ProblemKind, Response, document_response, problem, problem_response
 from api.routes import ROUTES
-from api.state import ApiState, opened_state
+from api.state import ApiState, in_background, opened_state
 from schemaless.config import ApiSettings
 from schemaless.errors import SchemalessError
+from schemaless.runtime.tls import ServedCertificate
 from schemaless.topology import Topology, load_topology
 
 
 def create_app(settings: ApiSettings) -> SchemalessApp:
     """Returns the application. Its lifespan opens what the handlers share, `app.api_state`, and closes it.
 
-    Raises Misconfigured when the topology can't be read, or the issuer of JWTs can't be asked.
+    Raises Misconfigured when the topology or the certificate can't be read, or the issuer of JWTs can't be asked.
     """
     topology, issuer = load_topology(settings.topology), issuer_of(settings)
 
     @asynccontextmanager
     async def lifespan(app: SchemalessApp) -> AsyncIterator[None]:
-        async with opened_state(settings, topology, issuer) as state:
+        looking = () if app.certificate is None else (app.certificate.run(),)
+        async with opened_state(settings, topology, issuer) as state, in_background(*looking):
             app.api_state = state
+            state.metrics.watch_certificate(app.certificate)
             yield
 
     app = SchemalessApp(
@@ -68,6 +71,9 @@ class SchemalessApp(FastAPI):
     def __init__(self, topology: Topology, settings: ApiSettings, **options: Any) -> None:
         super().__init__(**options)
         self.topology = topology
+        self.certificate = (
+            None if (file := settings.tls_certificate) is None else ServedCertificate(file, settings.tls_key)
+        )
         self._router = Router(ROUTES)
         self._requests_max = settings.requests_max
         self._public_paths = settings.public_paths

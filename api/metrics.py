@@ -21,6 +21,7 @@ from schemaless.index.comparison import EntryFaultKind, FaultCounts
 from schemaless.runtime import tracing
 from schemaless.runtime.pace import Sampled
 from schemaless.runtime.service_metrics import ServiceMetrics, Table, Times, counter, gauge, of_node
+from schemaless.runtime.tls import ServedCertificate
 from schemaless.storage.asyncmy_driver import AsyncNode
 from schemaless.storage.index_pass_table import MASTERS, IndexPass
 from schemaless.storage.translation import refusals
@@ -70,6 +71,9 @@ class Metrics(ServiceMetrics):
         self.watch(OF_API, lambda: [((), api)])
         self.watch(NODES, lambda: ((of_node(node), (node, api)) for node in api.storage.nodes.values()))
         self.watch(BUFFERS, lambda: (((one.datastore, one.secondary, one.home), one) for one in api.backlogs.last))
+
+    def watch_certificate(self, certificate: ServedCertificate | None) -> None:
+        self.watch(CERTIFICATE, lambda: [] if certificate is None else [((), certificate)])
 
     def watch_problems(self, samples: Sampled[Counts]) -> None:
         self.watch(PROBLEMS, lambda: ((astuple(version), count) for version, count in samples.last.items()))
@@ -139,6 +143,11 @@ OF_API: Table[ApiState] = {
     ),
     "schemaless_api_queued_repairs_waiting": gauge(
         "Rows of which queries found wrong entries, and that aren't compared yet.", lambda api: len(api.index_repairs)
+    ),
+}
+CERTIFICATE: Table[ServedCertificate] = {
+    "schemaless_api_certificate_expiration_timestamp_seconds": gauge(
+        "When the certificate that is served ends, in seconds since 1970.", lambda certificate: certificate.ends_at
     ),
 }
 NODES: Table[tuple[AsyncNode, ApiState]] = {

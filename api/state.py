@@ -98,7 +98,7 @@ async def opened_state(
         followers = Followers(watches, in_flight, followers_max=settings.followers_max)
         await asyncio.gather(lag.step(), tokens.refresh())
         sampled = (lag, repairs, backlogs, problems, passes, programs, unsettled, history)
-        async with _in_background(
+        async with in_background(
             *(each.run() for each in (*sampled, *([issuer.keys] if issuer else ()))),
             _watch_tokens(tokens, followers, admission := Admission(settings, tokens, issuer)),
             _watch_moves(followers),
@@ -169,7 +169,7 @@ class _Watches(dict[str, FollowedHeads]):
 
 
 @asynccontextmanager
-async def _in_background(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+async def in_background(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     tasks = [asyncio.create_task(coroutine) for coroutine in work]
     for task in tasks:
         task.add_done_callback(_end_process_if_failed)

@@ -38,7 +38,7 @@ class Stall(StrEnum):
     BOUND = "bound"  # something is larger than a setting allows
     BLOCKED = "blocked"  # somebody holds a lock, or a transaction, that is needed
     PARTITION_COUNT = "partition_count"  # a topic has more partitions than its datastore
-    REFUSED = "refused"  # a setting or a record doesn't fit, and an operator has to act
+    REFUSED = "refused"  # a setting, a record or an account doesn't fit, and an operator has to act
     NOT_DENSE = "not_dense"  # a log has a hole, or shows something else that can't be
     OTHER_HISTORY = "other_history"  # MySQL lost cells that the topic has
     PROGRESS_LOST = "progress_lost"  # nothing tells how far a shard is published

@@ -496,7 +496,10 @@ class GroupMember:
     @property
     def stalls(self) -> Mapping[Stall, str]:
         """What is wrong with the group or the topics, and what to do."""
-        found = {Stall.NO_KAFKA: "no broker of Kafka answers"} if self._membership.is_away else {}
+        found = {}
+        if self._membership.is_away:
+            refusal = self._membership.refusal
+            found = {Stall.REFUSED: refusal} if refusal else {Stall.NO_KAFKA: "no broker of Kafka answers"}
         return found | ({Stall.PARTITION_COUNT: "; ".join(self._raised)} if self._raised else {})
 
     @property

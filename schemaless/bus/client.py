@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, cast
 
-from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._metadata import ClusterMetadata
 
@@ -16,7 +17,10 @@ from schemaless.runtime.kafka_access import (
     NO_RIGHT_ON_GROUP,
     NO_RIGHT_ON_TOPIC,
     WRONG_PASSWORD,
+    KafkaAccount,
     access_of,
+    keep_account,
+    note_refusal,
     require_account,
     require_certificate_of,
 )
@@ -41,6 +45,7 @@ METADATA_AGE_MAX_MS = 3_000
 """How old what a client knows of topics may be: one that was deleted and made anew, or got partitions, is noticed."""
 
 _FIRST_REQUEST_S = 1.0
+_BROKER = re.compile(r"://(.+?)/")  # in the text of an error
 
 _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}
 _NOT_FITTING = {
@@ -98,6 +103,91 @@ def client_settings(bootstrap: str) -> dict[str, Any]:
         "log_level": 0,
         "enable.metrics.push": False,  # nobody asks for them, and a tailer has a client for each partition
     }
+
+
+C = TypeVar("C", Consumer, Producer, AdminClient)
+
+
+def open_client(kind: type[C], bootstrap: str, settings: Mapping[str, Any] | None = None) -> C:
+    """Returns a client with `settings` beside those of every client. While it lives, it takes up the account of a file
+    that is replaced.
+
+    Raises what `client_settings` does.
+    """
+    access = access_of(bootstrap)
+    ours = {**client_settings(bootstrap), **(settings or {})}
+    if access.account is None or access.account_file is None:
+        return kind(ours)
+    client = _KEPT.get(kind, kind)(ours)
+    keep_account(access.account_file, client, access.account, _take_account)
+    return cast(C, client)
+
+
+class _KeptConsumer(Consumer):
+    """Takes up another account in the thread that polls, before these calls. A call of another thread starves while it
+    does, and in a callback, which may not make these calls, it ends the process (2.16.1).
+    """
+
+    next_account: KafkaAccount | None = None
+
+    def poll(self, *arguments: Any, **options: Any) -> Any:
+        return self._taken_up().poll(*arguments, **options)
+
+    def consume(self, *arguments: Any, **options: Any) -> Any:
+        return self._taken_up().consume(*arguments, **options)
+
+    def list_topics(self, *arguments: Any, **options: Any) -> Any:
+        return self._taken_up().list_topics(*arguments, **options)
+
+    def get_watermark_offsets(self, *arguments: Any, **options: Any) -> Any:
+        return self._taken_up().get_watermark_offsets(*arguments, **options)
+
+    def _taken_up(self) -> Any:
+        account, self.next_account = self.next_account, None
+        if account is not None:
+            self.set_sasl_credentials(account.user, account.password)
+        return super()
+
+
+class _KeptProducer(Producer):
+    """One to which a weak reference can be made, as to the other two."""
+
+
+_KEPT: Mapping[Any, Any] = {Consumer: _KeptConsumer, Producer: _KeptProducer}
+
+
+def _take_account(client: Any, account: KafkaAccount) -> None:
+    if isinstance(client, _KeptConsumer):
+        client.next_account = account
+        return
+    with suppress(RuntimeError):  # it was closed
+        client.set_sasl_credentials(account.user, account.password)
+
+
+class AccountsHeard:
+    """What brokers said last of the account of a client, whose `error_cb` is `note`.
+
+    The client itself goes on trying, and then only says that no broker can be reached.
+    """
+
+    def __init__(self, bootstrap: str) -> None:
+        self._bootstrap = bootstrap
+        self.refusal: str | None = None
+
+    def note(self, error: KafkaError) -> None:
+        if error.code() == KafkaError._AUTHENTICATION:
+            found = _BROKER.search(error.str())
+            self.refusal = note_refusal(found[1] if found else self._bootstrap, _user_of(self._bootstrap))
+        elif error.code() != KafkaError._ALL_BROKERS_DOWN:  # which follows either
+            self.refusal = None
+
+
+def _user_of(bootstrap: str) -> str:
+    try:
+        account = access_of(bootstrap).account
+    except Misconfigured:  # its file may just be replaced
+        account = None
+    return "" if account is None else account.user
 
 
 def metadata_of(

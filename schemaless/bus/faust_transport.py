@@ -7,10 +7,12 @@ each to the receiver, which takes it at once. No exception leaves the agent: Cra
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import faust
@@ -39,9 +41,11 @@ from schemaless.record import Record
 from schemaless.runtime.kafka_access import (
     NO_RIGHT_ON_GROUP,
     NO_RIGHT_ON_TOPIC,
-    WRONG_PASSWORD,
     KafkaAccess,
+    KafkaAccount,
     access_of,
+    keep_account,
+    note_refusal,
     require_account,
     require_certificate_of,
 )
@@ -70,6 +74,7 @@ class _ReadCommittedThread(driver.AIOKafkaConsumerThread):  # type: ignore[misc]
     def _create_worker_consumer(self, transport: Any) -> Any:
         consumer = super()._create_worker_consumer(transport)
         consumer._isolation_level = "read_committed"
+        _keep_account(self.app, consumer._client)
         return consumer
 
     async def on_start(self) -> None:
@@ -245,8 +250,16 @@ class CorrectedConsumer(driver.Consumer):  # type: ignore[misc]
         return None if newest is None or (committed is not None and newest < committed) else newest + 1
 
 
+class _KeptFaustProducer(driver.Producer):  # type: ignore[misc]
+    def _new_producer(self, transactional_id: str | None = None) -> Any:
+        producer = super()._new_producer(transactional_id)
+        _keep_account(self.app, producer.client)
+        return producer
+
+
 class CorrectedTransport(driver.Transport):  # type: ignore[misc]
     Consumer = CorrectedConsumer
+    Producer = _KeptFaustProducer
 
 
 class CorrectedAgent(faust.Agent):  # type: ignore[misc]
@@ -266,7 +279,11 @@ class CorrectedApp(faust.App):  # type: ignore[misc]
     fetch_pause_s = FETCH_PAUSE_S
 
     async def on_start(self) -> None:
-        # Faust would only say that it finds no broker.
+        await self.require_let_in()
+        await super().on_start()
+
+    async def require_let_in(self) -> None:
+        """Raises BusRefuses where a broker refuses the account. Faust would only say that it finds no broker."""
         auth = driver.credentials_to_aiokafka_auth(self.conf.broker_credentials)
         for url in self.conf.broker:
             address = f"{url.host}:{url.port}"
@@ -277,10 +294,8 @@ class CorrectedApp(faust.App):  # type: ignore[misc]
                 try:
                     connection = await create_conn(url.host, url.port, **auth)
                 except (AuthenticationFailedError, SaslAuthenticationFailed) as error:
-                    user = auth.get("sasl_plain_username")
-                    raise BusRefuses(f"Kafka at {address}, account {user!r}: {WRONG_PASSWORD}") from error
+                    raise BusRefuses(note_refusal(address, auth["sasl_plain_username"])) from error
                 connection.close()
-        await super().on_start()
 
     @Service.task  # type: ignore[untyped-decorator]
     async def _end_where_refused(self) -> None:
@@ -333,9 +348,36 @@ def _credentials(access: KafkaAccess, bootstrap: str) -> dict[str, Any]:
         require_certificate_of(bootstrap, access.tls)
         context = access.tls.context()
     if account is not None:
-        named = {"username": account.user, "password": account.password, "mechanism": account.mechanism}
-        return {"broker_credentials": faust.SASLCredentials(**named, ssl_context=context)}
+        return {"broker_credentials": AccountCredentials(account, access.account_file, context)}
     return {} if context is None else {"broker_credentials": faust.SSLCredentials(context)}
+
+
+class AccountCredentials(faust.SASLCredentials):  # type: ignore[misc]
+    """An account of Kafka. It and the clients that keep it take up the next one of its file, if it is from one."""
+
+    def __init__(self, account: KafkaAccount, file: Path | None, context: ssl.SSLContext | None) -> None:
+        super().__init__(mechanism=account.mechanism, ssl_context=context)
+        self._file = file
+        self.take(account)
+        self.keep(self, AccountCredentials.take)
+
+    def take(self, account: KafkaAccount) -> None:
+        self._account = account
+        self.username, self.password = account.user, account.password
+
+    def keep(self, client: Any, take: Callable[[Any, KafkaAccount], None]) -> None:
+        if self._file is not None:
+            keep_account(self._file, client, self._account, take)
+
+
+def _keep_account(app: faust.App, client: Any) -> None:
+    """Lets a client of aiokafka, which reads these names for each connection, take up the app's next account."""
+
+    def take(client: Any, account: KafkaAccount) -> None:
+        client._sasl_plain_username, client._sasl_plain_password = account.user, account.password
+
+    if isinstance(credentials := app.conf.broker_credentials, AccountCredentials):
+        credentials.keep(client, take)
 
 
 def faust_app(name: str, kafka: str, **settings: Any) -> faust.App:
@@ -400,6 +442,7 @@ class FaustTransport:
         session_timeout_s: float = SESSION_TIMEOUT_S,
         read_pause_s: float | None = None,
     ) -> None:
+        self.refusal: str | None = None
         self._receiver = receiver
         self._session_timeout_s = session_timeout_s
         self._joined: tuple[str, int] | None = None
@@ -448,12 +491,14 @@ class FaustTransport:
             log.warning("Faust did not stop in time", group=self._app.conf.id, seconds=_STOP_TIMEOUT_S)
 
     async def _until_done(self, waiting: Awaitable[None]) -> None:
-        """Waits for Faust, and keeps its client alive."""
+        """Waits for Faust, keeps its client alive, and asks why Kafka doesn't answer where it doesn't."""
         task = asyncio.ensure_future(waiting)
         try:
             while not task.done():
                 await asyncio.wait({task}, timeout=_LOOK_PAUSE_S)
                 self._thread.revive()
+                if not self.is_alive():
+                    await self._ask_if_refused()
             task.result()
         finally:
             task.cancel()
@@ -465,6 +510,20 @@ class FaustTransport:
     @property
     def kafka_answers(self) -> bool:
         return self.is_alive()
+
+    async def _ask_if_refused(self) -> None:
+        """Asks beside Faust, which tells nobody why it has no connection."""
+        if not isinstance(self._app.conf.broker_credentials, AccountCredentials):
+            return
+        try:
+            async with asyncio.timeout(_LOOK_PAUSE_S):
+                await self._app.require_let_in()
+        except BusRefuses as error:
+            self.refusal = str(error)
+        except TimeoutError:
+            self.refusal = None
+        else:
+            self.refusal = None
 
     async def confirm(self, partitions: Iterable[int]) -> None:
         try:

@@ -70,11 +70,11 @@ def let_in(bootstrap: str, account: KafkaAccount) -> None:
         UserScramCredentialUpsertion,
     )
 
-    from schemaless.bus.client import client_settings, translated
+    from schemaless.bus.client import open_client, translated
 
     credential = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, _ITERATIONS)
     upsertion = UserScramCredentialUpsertion(account.user, credential, account.password.encode())
-    admin = AdminClient(client_settings(bootstrap))  # kept: a request dies with its client
+    admin = open_client(AdminClient, bootstrap)  # kept: a request dies with its client
     with translated("making an account in Kafka"):
         for made in admin.alter_user_scram_credentials([upsertion], request_timeout=_TIMEOUT_S).values():
             made.result(_TIMEOUT_S)
@@ -114,9 +114,9 @@ def grant(bootstrap: str, datastores: Iterable[str] = ()) -> None:
     """
     from confluent_kafka.admin import AdminClient
 
-    from schemaless.bus.client import client_settings
+    from schemaless.bus.client import open_client
 
-    admin = AdminClient(client_settings(bootstrap))  # kept: a request dies with its client
+    admin = open_client(AdminClient, bootstrap)  # kept: a request dies with its client
     _create(admin, [*_RIGHTS, *(right for name in datastores for right in _rights_on(name))])
 
 
@@ -151,9 +151,9 @@ def _grant_if_asked(bootstrap: str, rights: Sequence[_Right]) -> bool:
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import AdminClient
 
-    from schemaless.bus.client import client_settings
+    from schemaless.bus.client import open_client
 
-    admin = AdminClient(client_settings(bootstrap))
+    admin = open_client(AdminClient, bootstrap)
     try:
         _create(admin, rights)
     except SchemalessError as error:

@@ -15,7 +15,7 @@ import structlog
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, MemberDescription  # type: ignore[attr-defined]
 
-from schemaless.bus.client import NOT_KNOWN_YET, REFUSALS, client_settings, translate, translated
+from schemaless.bus.client import NOT_KNOWN_YET, REFUSALS, AccountsHeard, open_client, translate, translated
 from schemaless.names import Stall, tailer_group
 from schemaless.runtime.events import Event, emit
 from schemaless.topology import Datastore
@@ -61,9 +61,11 @@ class Membership:
         self._saying, self._said = "", ""  # in the group's offsets, beside the questions
         self._sayings: dict[int, str] = {}
         self._is_away = False
-        self._consumer = Consumer(
+        self._heard = AccountsHeard(bootstrap)
+        self._consumer = open_client(
+            Consumer,
+            bootstrap,
             {
-                **client_settings(bootstrap),
                 "client.id": f"tailer-{socket.gethostname()}-{os.getpid()}",  # `schemaless tailer status` shows it
                 "group.id": self._group,
                 "partition.assignment.strategy": "cooperative-sticky",
@@ -74,7 +76,7 @@ class Membership:
                 "enable.auto.commit": False,
                 "on_commit": self._on_commit,
                 "error_cb": self._on_error,
-            }
+            },
         )
         with translated(f"joining group {self._group}"):
             self._consumer.subscribe(
@@ -137,6 +139,11 @@ class Membership:
         """Whether no broker answered when this member asked last."""
         return self._is_away
 
+    @property
+    def refusal(self) -> str | None:
+        """Which broker refuses this process's account, where that is why none answers."""
+        return self._heard.refusal
+
     def kafka_answers(self) -> bool:
         """Returns whether Kafka was away until now, and says so in the log.
 
@@ -159,8 +166,11 @@ class Membership:
 
     def _on_error(self, error: KafkaError) -> None:
         # A member whose broker is away isn't told by an exception: it keeps what it has, or hears of nothing new.
+        self._heard.note(error)
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
             self._is_away = True
+            if self._heard.refusal is not None:  # which the client's own words don't tell here
+                return
             log.warning("no broker of Kafka answers", group=self._group, stall=Stall.NO_KAFKA, why=error.str())
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -187,8 +197,8 @@ class TailersGroup:
         self._group = tailer_group(datastore.name)
         self._place = TopicPartition(datastore.progress_topic, 0)
         self._timeout_s = timeout_s
-        self._consumer = Consumer({**client_settings(bootstrap), "group.id": self._group})
-        self._admin = AdminClient(client_settings(bootstrap))
+        self._consumer = open_client(Consumer, bootstrap, {"group.id": self._group})
+        self._admin = open_client(AdminClient, bootstrap)
 
     def answered(self) -> Sequence[str]:
         """Returns the challenges that the group answered last, the newest first."""

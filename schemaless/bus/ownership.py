@@ -11,7 +11,7 @@ import msgspec
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
-from schemaless.bus.client import client_settings, metadata_of, translated
+from schemaless.bus.client import metadata_of, open_client, translated
 from schemaless.bus.reader import PartitionReader
 from schemaless.errors import AnotherInstallation, BusUnavailable
 from schemaless.location import BEGINNING
@@ -42,7 +42,7 @@ _encode = msgspec.msgpack.Encoder().encode
 def claim_topics(bootstrap: str, datastore: Datastore, *, timeout_s: float) -> None:
     """Claims topics that nobody has claimed. Raises AnotherInstallation, BusUnavailable."""
     if owner_of(bootstrap, datastore, timeout_s=timeout_s) is None:
-        producer = Producer({**client_settings(bootstrap), "enable.idempotence": True})
+        producer = open_client(Producer, bootstrap, {"enable.idempotence": True})
         with translated(f"claiming {datastore.progress_topic}"):
             errors: list[object] = []
             claim, key = _encode(_Claim(datastore.installation)), datastore.installation.encode()
@@ -62,7 +62,7 @@ def owner_of(bootstrap: str, datastore: Datastore, *, timeout_s: float) -> str |
     """
     topic = datastore.progress_topic
     asking = f"asking Kafka at {bootstrap} whose {topic} is"
-    if topic not in metadata_of(AdminClient(client_settings(bootstrap)), bootstrap, asking, timeout_s).topics:
+    if topic not in metadata_of(open_client(AdminClient, bootstrap), bootstrap, asking, timeout_s).topics:
         return None
     with PartitionReader(bootstrap, timeout_s=timeout_s) as reader:
         for records in reader.read(topic, _PARTITION, reader.committed_span(topic, _PARTITION)):

@@ -12,7 +12,7 @@ import msgspec
 from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka.admin import AdminClient
 
-from schemaless.bus.client import client_settings, metadata_of, translate, translated
+from schemaless.bus.client import metadata_of, open_client, translate, translated
 from schemaless.bus.topics import MESSAGE_BYTES_MAX, ensure_topic
 from schemaless.cell import StoredCell, row_key_text
 from schemaless.codec import encode_record
@@ -42,7 +42,7 @@ MESSAGE_CHARACTERS_MAX = 500
 
 def parked_topics(bootstrap: str, datastore: str, programs: Collection[str], *, timeout_s: float) -> list[str]:
     """Returns the topics of parked cells that exist. Raises BusUnavailable."""
-    admin = AdminClient(client_settings(bootstrap))
+    admin = open_client(AdminClient, bootstrap)
     topics = metadata_of(admin, bootstrap, "asking for the topics of parked cells", timeout_s).topics
     return sorted({parked_topic_name(datastore, program) for program in programs} & set(topics))
 
@@ -105,13 +105,14 @@ class ParkedTopic:
     def _opened(self) -> Producer:
         if self._producer is None:
             ensure_topic(self._bootstrap, self.name, self._datastore.partitions, timeout_s=self._timeout_s)
-            self._producer = Producer(
+            self._producer = open_client(
+                Producer,
+                self._bootstrap,
                 {
-                    **client_settings(self._bootstrap),
                     "enable.idempotence": True,
                     "message.max.bytes": MESSAGE_BYTES_MAX,
                     "message.timeout.ms": round(self._timeout_s * 1000),
-                }
+                },
             )
         return self._producer
 

@@ -25,7 +25,7 @@ import structlog
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message, Producer, ThrottleEvent, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
-from schemaless.bus.client import NOT_KNOWN_YET, client_settings, metadata_of, translate, translated
+from schemaless.bus.client import NOT_KNOWN_YET, metadata_of, open_client, translate, translated
 from schemaless.bus.membership import members_of
 from schemaless.bus.ownership import NO_SHARD, PROGRESS_FORMAT, require_ours, verify_owner
 from schemaless.bus.reader import PartitionReader, Span
@@ -133,9 +133,10 @@ class PartitionLog:
 
     def _new_producer(self) -> Producer:
         timeout_ms = round(self._timeout_s * 1000)
-        return Producer(
+        return open_client(
+            Producer,
+            self._bootstrap,
             {
-                **client_settings(self._bootstrap),
                 "transactional.id": publisher_id(self._datastore.name, self._partition),
                 "transaction.timeout.ms": timeout_ms,
                 "socket.timeout.ms": timeout_ms,  # the client asks for no more
@@ -145,7 +146,7 @@ class PartitionLog:
                 "batch.size": self._batch_bytes_max,
                 "queue.buffering.max.kbytes": _QUEUE_KBYTES,
                 "throttle_cb": self._note_throttle,
-            }
+            },
         )
 
     def look_at_bound(self) -> None:
@@ -589,7 +590,7 @@ class PublishStatus(msgspec.Struct, frozen=True):
 
 def read_publish_status(bootstrap: str, datastore: Datastore, *, timeout_s: float = 10.0) -> PublishStatus:
     """Reads the status, which is empty while the topics don't exist. Raises BusUnavailable."""
-    admin = AdminClient(client_settings(bootstrap))
+    admin = open_client(AdminClient, bootstrap)
     topics = metadata_of(admin, bootstrap, "asking Kafka for its topics", timeout_s).topics
     group = tailer_group(datastore.name)
     members = members_of(admin, group, timeout_s=timeout_s)
@@ -751,7 +752,7 @@ def hanging_transactions(bootstrap: str, places: Collection[Place], *, timeout_s
 
     `timeout_s` bounds each question. Raises BusUnavailable or TopicMissing where one of the partitions isn't known.
     """
-    admin = AdminClient(client_settings(bootstrap))
+    admin = open_client(AdminClient, bootstrap)
     deadline = time.monotonic() + MARKERS_S
     while True:
         found = open_transactions(admin, places, timeout_s=timeout_s)
@@ -778,7 +779,7 @@ class HangingTransactionsWatch:
         timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._admin = AdminClient(client_settings(bootstrap))
+        self._admin = open_client(AdminClient, bootstrap)
         self._topic = topic
         self._every_s = every_s
         self._patience_s = patience_s

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import structlog
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
-from schemaless.bus.client import client_settings, translated
+from schemaless.bus.client import AccountsHeard, open_client, translated
 from schemaless.bus.reader import Span, partitions_of, record_of
 from schemaless.bus.transport import Receiver, refused
 from schemaless.errors import BusUnavailable, Misconfigured, SchemalessError
@@ -97,6 +97,10 @@ class PlainTransport:
     @property
     def kafka_answers(self) -> bool:
         return self.is_alive() or self._kafka_answers
+
+    @property
+    def refusal(self) -> str | None:
+        return self._reader.heard.refusal
 
     async def confirm(self, partitions: Collection[int]) -> None:
         answered: Future[None] = Future()
@@ -257,8 +261,9 @@ class GroupReader:
         self._begun: dict[int, int] = {}
         self._seen_at = time.monotonic()
         self._failure: SchemalessError | None = None  # met beside records
+        self.heard = AccountsHeard(bootstrap)
         settings: dict[str, Any] = {
-            **client_settings(bootstrap),
+            "error_cb": self.heard.note,
             "group.id": group or "schemaless.subscriber",  # the client wants one. Without a group nothing joins
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",  # the caller notices the hole that retention made while it read
@@ -273,7 +278,7 @@ class GroupReader:
                 "heartbeat.interval.ms": round(heartbeat_interval_s(session_timeout_s) * 1000),
                 "max.poll.interval.ms": _POLL_INTERVAL_MAX_S * 1000,
             }
-        self._consumer = Consumer(settings)
+        self._consumer = open_client(Consumer, bootstrap, settings)
 
     def partitions(self) -> range:
         """Returns the partitions of the topic. Raises NotFound when it doesn't exist, BusUnavailable."""

@@ -14,7 +14,7 @@ import structlog
 from confluent_kafka import IsolationLevel, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from schemaless.bus.client import client_settings, translate, translated
+from schemaless.bus.client import open_client, translate, translated
 from schemaless.bus.partition_log import Place, ProgressEntry, ends_of, progress_entry
 from schemaless.bus.reader import follow_topics
 from schemaless.errors import BusUnavailable, Corrupt, SchemalessError
@@ -34,7 +34,7 @@ class PublishedLocations:
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
-        self._admin = AdminClient(client_settings(bootstrap))
+        self._admin = open_client(AdminClient, bootstrap)
         self._found: dict[tuple[str, int, str], Location] = {}  # by progress topic, shard and installation
         self._reached: dict[Place, int] = {}  # by topic and partition the offset that is read next
         self._is_another = False  # a topic was made anew

@@ -13,7 +13,7 @@ from typing import Any, cast
 import msgspec
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from schemaless.bus.client import NOT_KNOWN_YET, REFUSALS, client_settings, metadata_of, translate, translated
+from schemaless.bus.client import NOT_KNOWN_YET, REFUSALS, metadata_of, open_client, translate, translated
 from schemaless.cell import StoredCell, row_key_text
 from schemaless.codec import decode_cell
 from schemaless.errors import BusUnavailable, Corrupt, NotFound
@@ -231,13 +231,14 @@ class ArrivalWatch:
     def __init__(self, bootstrap: str, topic: str, *, timeout_s: float = 10.0) -> None:
         self._topic = topic
         self._timeout_s = timeout_s
-        self._consumer = Consumer(
+        self._consumer = open_client(
+            Consumer,
+            bootstrap,
             {
-                **client_settings(bootstrap),
                 "group.id": "schemaless.arrival",  # the client wants one, but nothing joins or commits
                 "enable.auto.commit": False,
                 "isolation.level": "read_committed",
-            }
+            },
         )
 
     def begin(self, partition: int) -> None:
@@ -286,9 +287,10 @@ def partitions_of(consumer: Consumer, bootstrap: str, topic: str, timeout_s: flo
 
 
 def _consumer(bootstrap: str, isolation_level: str, others: Mapping[str, Any] | None = None) -> Consumer:
-    return Consumer(
+    return open_client(
+        Consumer,
+        bootstrap,
         {
-            **client_settings(bootstrap),
             "group.id": "schemaless.reader",  # the client wants one, but nothing joins or commits
             "enable.auto.commit": False,
             "auto.offset.reset": "error",  # an offset that is gone is never replaced by a guess
@@ -297,7 +299,7 @@ def _consumer(bootstrap: str, isolation_level: str, others: Mapping[str, Any] | 
             "fetch.wait.max.ms": 10,  # the end of the partition is reported after an empty fetch
             "queued.max.messages.kbytes": _QUEUE_KBYTES,
             **(others or {}),
-        }
+        },
     )
 
 

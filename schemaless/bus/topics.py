@@ -19,7 +19,7 @@ from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.admin._topic import TopicDescription
 from confluent_kafka.cimpl import NewTopic
 
-from schemaless.bus.client import client_settings, metadata_of, translate, translated
+from schemaless.bus.client import metadata_of, open_client, translate, translated
 from schemaless.bus.ownership import claim_topics
 from schemaless.cell import StoredCell
 from schemaless.errors import BusUnavailable, Misconfigured, TopicMissing
@@ -45,7 +45,7 @@ def ensure_topics(bootstrap: str, datastore: Datastore, *, timeout_s: float = 10
     the latest.
     """
     deadline = time.monotonic() + timeout_s
-    admin = AdminClient(client_settings(bootstrap))
+    admin = open_client(AdminClient, bootstrap)
     wanted = {datastore.topic: CELLS, datastore.progress_topic: PROGRESS}
     cluster = metadata_of(admin, bootstrap, _ASKING, timeout_s)
     missing = {topic: config for topic, config in wanted.items() if topic not in cluster.topics}
@@ -64,7 +64,7 @@ def ensure_topics(bootstrap: str, datastore: Datastore, *, timeout_s: float = 10
 
 def ensure_topic(bootstrap: str, topic: str, partitions: int, *, timeout_s: float) -> None:
     """Makes a topic of cells that is missing, with settings as the cells topic has. Raises BusUnavailable."""
-    admin = AdminClient(client_settings(bootstrap))
+    admin = open_client(AdminClient, bootstrap)
     cluster = metadata_of(admin, bootstrap, _ASKING, timeout_s)
     if topic not in cluster.topics:
         replicas = min(_REPLICAS, len(cluster.brokers))
@@ -76,7 +76,7 @@ def record_bytes_max(bootstrap: str, datastore: Datastore, *, timeout_s: float) 
 
     Raises TopicMissing, BusUnavailable.
     """
-    admin = AdminClient(client_settings(bootstrap))
+    admin = open_client(AdminClient, bootstrap)
     cells, progress = (
         min(MESSAGE_BYTES_MAX, int(_settings(admin, topic, timeout_s).get("max.message.bytes", MESSAGE_BYTES_MAX)))
         for topic in (datastore.topic, datastore.progress_topic)
@@ -86,7 +86,7 @@ def record_bytes_max(bootstrap: str, datastore: Datastore, *, timeout_s: float) 
 
 def retention_ms(bootstrap: str, topic: str, *, timeout_s: float) -> int:
     """Returns for how long a topic keeps records, -1 where it keeps them for ever. Raises BusUnavailable."""
-    return int(_settings(AdminClient(client_settings(bootstrap)), topic, timeout_s).get("retention.ms", "-1"))
+    return int(_settings(open_client(AdminClient, bootstrap), topic, timeout_s).get("retention.ms", "-1"))
 
 
 def _check_settings(admin: AdminClient, datastore: Datastore, timeout_s: float) -> None:
@@ -165,7 +165,7 @@ def _described(
 
 def describe_topic(bootstrap: str, topic: str, *, timeout_s: float) -> TopicDescription:
     """Returns what one topic is: its id and its partitions. Raises TopicMissing, BusUnavailable."""
-    return _described(AdminClient(client_settings(bootstrap)), bootstrap, [topic], timeout_s=timeout_s)[0]
+    return _described(open_client(AdminClient, bootstrap), bootstrap, [topic], timeout_s=timeout_s)[0]
 
 
 def topic_id(bootstrap: str, topic: str, *, timeout_s: float) -> str:
@@ -180,7 +180,7 @@ class TopicsWatch:
     """
 
     def __init__(self, bootstrap: str, topics: Sequence[str], *, every_s: float, timeout_s: float) -> None:
-        self._admin = AdminClient(client_settings(bootstrap))
+        self._admin = open_client(AdminClient, bootstrap)
         self._bootstrap = bootstrap
         self._topics = topics
         self._every_s = every_s

@@ -39,6 +39,10 @@ class Transport(Protocol):
     def kafka_answers(self) -> bool:
         """Whether Kafka answers this process, with or without partitions."""
 
+    @property
+    def refusal(self) -> str | None:
+        """Which broker refuses this process's account, where that is why Kafka doesn't answer."""
+
     async def confirm(self, partitions: Collection[int]) -> None:
         """Returns when the group has said that these partitions are ours. Raises BusUnavailable or Fenced (I10)."""
 

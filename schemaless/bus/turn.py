@@ -8,11 +8,12 @@ the turn.
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from schemaless.bus.client import client_settings
+from schemaless.bus.client import AccountsHeard, open_client
 from schemaless.bus.topics import ensure_topic
 from schemaless.errors import SchemalessError
 
@@ -63,15 +64,16 @@ class Turn:
                 self._over.wait(_AGAIN_S)
 
     def _stay_in_group(self) -> None:
-        consumer = Consumer(
+        consumer = open_client(
+            Consumer,
+            self._bootstrap,
             {
-                **client_settings(self._bootstrap),
                 "group.id": CONTROLLERS,
                 "session.timeout.ms": round(_SESSION_S * 1000),
                 "heartbeat.interval.ms": 1000,
                 "enable.auto.commit": False,
-                "error_cb": _leave_if_away,
-            }
+                "error_cb": partial(_leave_if_away, AccountsHeard(self._bootstrap)),
+            },
         )
         try:
             consumer.subscribe([CONTROLLERS], on_assign=self._on_assign, on_lost=self._on_lost)
@@ -92,7 +94,8 @@ class Turn:
         log.warning("the controllers' group isn't heard: every controller may try")
 
 
-def _leave_if_away(error: KafkaError) -> None:
+def _leave_if_away(heard: AccountsHeard, error: KafkaError) -> None:
     """Ends the membership: the client tells when all brokers are gone, and not when they are back."""
+    heard.note(error)
     if error.code() == KafkaError._ALL_BROKERS_DOWN:
         raise KafkaException(error)

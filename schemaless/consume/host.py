@@ -56,6 +56,10 @@ class ConsumerGroup(Protocol):
     def kafka_answers(self) -> bool:
         """Whether Kafka answers this process, with or without partitions."""
 
+    @property
+    def refusal(self) -> str | None:
+        """Which broker refuses this process's account, where that is why Kafka doesn't answer."""
+
     async def confirm(self, partitions: Collection[int]) -> None:
         """Returns when the group has said that these partitions are still ours. Raises BusUnavailable, Fenced."""
 
@@ -133,6 +137,8 @@ class ConsumerHost:
     def stall(self) -> tuple[Stall | None, str]:
         """Why nothing is called in this process, if nothing is."""
         if self._group is not None and not self._group.kafka_answers:
+            if (refusal := self._group.refusal) is not None:
+                return Stall.REFUSED, refusal
             return Stall.NO_KAFKA, "Kafka doesn't answer the group's member"
         if not self.shards:
             return Stall.NO_PARTITIONS, "the group gave this process no partition with shards"

@@ -102,7 +102,7 @@ HOSTS: Table[ConsumerHost] = {
     ),
     "schemaless_consumer_stalled{datastore, stall}": gauge(
         "1 while the process calls nothing for that reason.",
-        lambda host: {stall: host.stall[0] is stall for stall in (Stall.NO_KAFKA, Stall.NO_PARTITIONS)},
+        lambda host: {stall: host.stall[0] is stall for stall in (Stall.NO_KAFKA, Stall.NO_PARTITIONS, Stall.REFUSED)},
     ),
 }
 COUNTED: Table[Mapping[str, int]] = {

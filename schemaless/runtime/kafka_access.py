@@ -8,14 +8,24 @@ from __future__ import annotations
 import socket
 import ssl
 import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
+import structlog
 
 from schemaless.config import KafkaSettings
 from schemaless.errors import BusRefuses, BusUnavailable, Misconfigured
-from schemaless.runtime.tls import Tls, certificate_refusal, read_private_text
+from schemaless.runtime.tls import LOOK_PAUSE_S, Tls, certificate_refusal, identity_of, read_private_text
+
+log = structlog.get_logger()
 
 SCRAM = "SCRAM-SHA-512"
 NO_RIGHT_ON_GROUP = "the account has no ACL with Read on this group"
@@ -45,6 +55,8 @@ class KafkaAccess(msgspec.Struct, frozen=True):
 
     account: KafkaAccount | None = None
     tls: Tls | None = None
+    account_file: Path | None = None
+    """Where the account is from. The account of an address has no file."""
 
 
 class KafkaAddress(str):
@@ -67,7 +79,7 @@ def access_of(bootstrap: str) -> KafkaAccess:
         return bootstrap.access
     settings = KafkaSettings()
     account = None if settings.account is None else read_account(settings.account)
-    return KafkaAccess(account, None if settings.ca is None else Tls(str(settings.ca)))
+    return KafkaAccess(account, None if settings.ca is None else Tls(str(settings.ca)), settings.account)
 
 
 def read_account(file: Path) -> KafkaAccount:
@@ -79,6 +91,82 @@ def read_account(file: Path) -> KafkaAccount:
         return msgspec.json.decode(text, type=KafkaAccount)
     except msgspec.DecodeError as error:
         raise Misconfigured(f"{file} is no account of Kafka: {error}") from error
+
+
+# Accounts change while clients live. Each client reads the account of its file once, and is given the next one.
+
+Take = Callable[[Any, KafkaAccount], None]
+"""Gives a client another account, which counts for its next connection."""
+
+
+def keep_account(file: Path, client: object, account: KafkaAccount, take: Take) -> None:
+    """Lets a client that was made with an account take the next ones of this file, as long as it lives."""
+    _account_file(file).keep(client, account, take)
+
+
+class AccountFile:
+    """An account's file and the clients that were made with it. A thread looks at the file while there are some."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._seen: object = None
+        self._account: KafkaAccount | None = None  # which all clients have
+        self._clients = WeakKeyDictionary[object, Take]()
+        self._is_watched = False
+        self._lock = threading.Lock()
+
+    def keep(self, client: object, account: KafkaAccount, take: Take) -> None:
+        with self._lock:
+            self._clients[client] = take
+            self._account = self._account or account
+            starts, self._is_watched = not self._is_watched, True
+        self.look()
+        if self._account != account:  # the file was replaced after this client had read it
+            take(client, self._account)
+        if starts:
+            threading.Thread(target=self._watch, name="kafka account", daemon=True).start()
+
+    def look(self) -> None:
+        """Gives all clients the account that the file has now, if it was replaced. One that can't be read is logged."""
+        seen = identity_of(self._file)
+        if seen == self._seen:
+            return
+        try:
+            account = read_account(self._file)
+        except Misconfigured as error:
+            log.error("the replaced account of Kafka can't be used", why=str(error))
+            return
+        with self._lock:
+            before, self._seen, self._account = self._account, seen, account
+            clients = list(self._clients.items())
+        if account == before:
+            return
+        for client, take in clients:
+            take(client, account)
+        log.info("the replaced account of Kafka is used", account=account.user, file=str(self._file))
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(LOOK_PAUSE_S)
+            with self._lock:
+                if not self._clients:
+                    self._is_watched = False
+                    return
+            self.look()
+
+
+_account_file = cache(AccountFile)
+
+
+refusals: Counter[tuple[str, str]] = Counter()
+"""How often each broker refused each account of this process, as Kafka's clients tell."""
+
+
+def note_refusal(broker: str, user: str) -> str:
+    """Counts and logs that a broker refuses an account. Returns the sentence."""
+    refusals[broker, user] += 1
+    log.error("Kafka refuses the account", broker=broker, account=user, why=WRONG_PASSWORD)
+    return f"Kafka at {broker} refuses the account {user!r}: {WRONG_PASSWORD}"
 
 
 def require_certificate_of(bootstrap: str, tls: Tls) -> None:

@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 
 from schemaless.config import MeasuredSettings, program_version, variable_of
 from schemaless.errors import Misconfigured
+from schemaless.runtime import kafka_access
 from schemaless.runtime.loop_lag import LoopLag
 from schemaless.runtime.loopback import is_loopback
 from schemaless.runtime.outputs import dropped_lines
@@ -183,6 +184,9 @@ OF_PROCESS: Table[LoopLag] = {
     ),
     "schemaless_service_mysql_refusals{node, code}": counter(
         "Errors of MySQL servers that are no request's fault, by number.", lambda _: refusals.counts
+    ),
+    "schemaless_service_kafka_refusals{broker, account}": counter(
+        "How often a broker of Kafka refused the account of this process.", lambda _: kafka_access.refusals
     ),
 }
 OF_SERVERS: Table[NodeCounts] = {

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import ssl
 import stat
+import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
+import structlog
+
 from schemaless.errors import Misconfigured
+
+log = structlog.get_logger()
+
+LOOK_PAUSE_S = 2.0
+"""How often a process looks whether a certificate or an account of its own was replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +44,68 @@ class Tls:
         return context
 
 
-def require_certificate(certificate: Path, key: Path | None) -> None:
-    """Raises Misconfigured for a certificate and a key that can't be read, or that don't belong together."""
+class ServedCertificate:
+    """The certificate that a server shows. Files that were replaced count for new connections after the next look.
+
+    `ends_at` is when it or the first of its chain ends, in seconds since 1970. The constructor raises Misconfigured for
+    files that can't be read, or that don't belong together.
+    """
+
+    def __init__(self, certificate: Path, key: Path | None) -> None:
+        self._certificate, self._key = certificate, key
+        self._files = [file for file in (certificate, key) if file is not None]
+        self._load()
+        self.context = self._newest
+        self.context.sni_callback = self._show_newest  # called for each handshake, also for one that names no server
+
+    async def run(self) -> None:
+        while True:
+            self.step()
+            await asyncio.sleep(LOOK_PAUSE_S)
+
+    def step(self) -> None:
+        """Looks once. What can't be used leaves the old certificate in service."""
+        if self._seen != identity_of(*self._files):
+            try:
+                self._load()
+                log.info("the replaced certificate is served", certificate=str(self._certificate), ends=self._ends)
+            except Misconfigured as error:
+                log.error("the replaced certificate can't be used, the old one is served", why=str(error))
+        if self.ends_at < time.time():
+            log.error("the certificate has expired, clients refuse it", file=str(self._certificate), ended=self._ends)
+
+    def _load(self) -> None:
+        """Makes a new context. In the old one a certificate of another kind of key would stay beside the new one."""
+        from cryptography import x509  # which clients may not have
+
+        seen, context = identity_of(*self._files), ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            context.load_cert_chain(self._certificate, self._key)
+            chain = x509.load_pem_x509_certificates(self._certificate.read_bytes())
+        except (OSError, ValueError) as error:
+            raise Misconfigured(f"{self._certificate} and its key can't be used: {error}") from error
+        self._seen, self._newest = seen, context
+        self.ends_at = min(each.not_valid_after_utc for each in chain).timestamp()
+
+    def _show_newest(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        connection.context = self._newest
+
+    @property
+    def _ends(self) -> str:
+        return datetime.fromtimestamp(self.ends_at, UTC).isoformat()
+
+
+def identity_of(*files: Path) -> list[tuple[int, int, int] | None]:
+    """Returns what changes when one of the files is replaced, written, or opened to its reader."""
+    return [_identity_of(file) for file in files]
+
+
+def _identity_of(file: Path) -> tuple[int, int, int] | None:
     try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
-    except OSError as error:
-        raise Misconfigured(f"{certificate} and its key can't be used: {error}") from error
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_ctime_ns, status.st_size
 
 
 def certificate_refusal(error: BaseException | None) -> str | None:

@@ -38,7 +38,7 @@ ROTATED = "passwords are rotated while everything runs, and a refused account is
 TAILS = "a former master comes back: its tail is kept and put again, and the server made anew"
 
 PACKAGES: dict[str, Budget] = {
-    "api": (803, 444, OUTSIDE),
+    "api": (811, 447, ROTATED),
     "api/access": (589, 425, PROXIES),
     "api/explain": (761, 442, ERASURES),
     "api/follow": (867, 566, MOVES),
@@ -57,22 +57,22 @@ PACKAGES: dict[str, Budget] = {
     "indexer": (1981, 1299, PROVEN),
     "schemaless": (3640, 2121, ROTATED),
     "schemaless/audit": (1637, 1014, ROTATED),
-    "schemaless/bus": (3752, 2273, PROVEN),
+    "schemaless/bus": (3927, 2382, ROTATED),
     "schemaless/cli": (3916, 2309, ROTATED),
     "schemaless/client": (2497, 1569, ERASURES),
-    "schemaless/consume": (5150, 3466, OUTSIDE),
+    "schemaless/consume": (5156, 3470, ROTATED),
     "schemaless/contract": (2167, 1101, PROVEN),
     "schemaless/demo": (1474, 979, "the demo kills a master for good"),
     "schemaless/facts": (723, 432, ROTATED),
     "schemaless/index": (2893, 1724, LATE),
     "schemaless/ops": (3169, 2092, ROTATED),
-    "schemaless/runtime": (2210, 1465, OUTSIDE),
+    "schemaless/runtime": (2368, 1579, ROTATED),
     "schemaless/stack": (3081, 1790, ROTATED),
     "schemaless/storage": (10261, 5547, ROTATED),
     "schemaless/subscriber": (715, 508),
     "schemaless/testing": (1442, 936, ERASURES),
     "schemaless/triggers": (895, 562, FORKS),
-    "tailer": (1927, 1309, ROTATED),
+    "tailer": (1930, 1312, ROTATED),
 }
 """Lines and statements of the Python files in each folder, those in its subfolders left out.
 

@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 
 import httpx
@@ -103,6 +105,27 @@ def test_an_expired_certificate_is_refused(believing, serve, certificates):
         assert "certificate has expired" in refused(f"https://127.0.0.1:{serve()}")
     finally:
         certificates.issue()
+
+
+def test_a_replaced_certificate_is_taken_up_by_the_running_process(believing, serve, certificates):
+    """An expired one is refused. The next one serves new connections, and its end is a metric."""
+    certificates.issue(for_s=-60)
+    try:
+        port = serve()
+        assert "certificate has expired" in refused(f"https://127.0.0.1:{port}")
+    finally:
+        certificates.issue(for_s=3 * 86_400)
+    until(lambda: is_verified(port, certificates))
+    text = httpx.get(f"https://127.0.0.1:{port}/metrics", verify=certificates.tls.context()).text
+    (found,) = re.findall(r"^schemaless_api_certificate_expiration_timestamp_seconds (\S+)$", text, re.MULTILINE)
+    assert 2 < (float(found) - time.time()) / 86_400 < 4
+
+
+def is_verified(port, certificates):
+    try:
+        return httpx.get(f"https://127.0.0.1:{port}/healthz", verify=certificates.tls.context()).status_code == 200
+    except httpx.ConnectError:
+        return False
 
 
 def test_a_ca_that_can_not_be_read_is_named(monkeypatch):

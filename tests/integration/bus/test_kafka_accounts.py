@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
+import httpx
 import msgspec
 import pytest
 from confluent_kafka import Consumer, Producer
@@ -22,29 +23,38 @@ from schemaless.__main__ import app
 from schemaless.bus import kafka_accounts
 from schemaless.bus.client import client_settings, metadata_of
 from schemaless.bus.faust_cells import cells_topic, each_cell
-from schemaless.bus.faust_transport import faust_app
+from schemaless.bus.faust_transport import FaustTransport, faust_app
 from schemaless.bus.kafka_accounts import KafkaUser, new_kafka_accounts
 from schemaless.bus.membership import Membership
 from schemaless.bus.parked_topic import ParkedCopy, ParkedTopic
 from schemaless.bus.partition_log import PartitionLog
-from schemaless.bus.plain_transport import GroupReader
+from schemaless.bus.plain_transport import GroupReader, PlainTransport
 from schemaless.bus.topics import ensure_topics
 from schemaless.cell import StoredCell, row_key_text
 from schemaless.errors import BusRefuses, BusUnavailable, Misconfigured
-from schemaless.names import indexer_group, tailer_group, trigger_group
-from schemaless.runtime.kafka_access import KafkaAccess, KafkaAccount, KafkaAddress, access_of
+from schemaless.names import KIND_CELL, indexer_group, tailer_group, trigger_group
+from schemaless.runtime import kafka_access
+from schemaless.runtime.kafka_access import WRONG_PASSWORD, KafkaAccess, KafkaAccount, KafkaAddress, access_of
 from schemaless.stack.kafka_broker import KafkaBroker, answers, prepare
 from schemaless.stack.local import running_kafka
 from schemaless.stack.plan import free_ports
 from schemaless.storage import entity_table
 from tests.log_harness import new_cell, running_tailers, wait_for_cells
+from tests.topic_harness import publish
 from tests.waiting import LIMIT_S, async_until, until
 
 ACCOUNTS = new_kafka_accounts()
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory):
+def starter():
+    """A thread that lives as long as the broker, which ends with the thread that started it."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def broker(starter, tmp_path_factory):
     """The address of a broker with accounts, for administrators, and its process."""
     with running_kafka(tmp_path_factory.mktemp("kafka"), ACCOUNTS) as running:
         yield running
@@ -388,6 +398,110 @@ def test_a_plain_address_takes_the_account_of_the_process(guarded, account_file,
     os.chmod(file, 0o644)
     with pytest.raises(Misconfigured, match="others may read it"):
         answers(plain)
+
+
+@pytest.fixture
+def rotated(broker, starter):
+    """Gives an account another password, and ends the connections that were made with the old one. The old password is
+    its own again afterwards.
+    """
+    guarded, process = broker
+    altered = []
+
+    def rotate(user):
+        altered.append(user)
+        kafka_accounts.let_in(guarded, KafkaAccount(user, "fresh"))
+        process.terminate()
+        process.start()
+
+    yield lambda user: asyncio.wrap_future(starter.submit(rotate, user))
+    for user in altered:
+        kafka_accounts.let_in(guarded, ACCOUNTS.account(user))
+        until(lambda user=user: answers(KafkaAddress(guarded, KafkaAccess(ACCOUNTS.account(user)))))
+
+
+class Heard:
+    """A receiver that is told of its partitions and of records."""
+
+    def __init__(self):
+        self.owned, self.values = [], []
+
+    async def assigned(self, partitions, kept=()):
+        self.owned = list(partitions)
+
+    async def revoked(self, partitions):
+        self.owned = [n for n in self.owned if n not in set(partitions)]
+
+    def take(self, partition, records):
+        self.values += [record.value for record in records if record.kind == KIND_CELL]
+
+
+@pytest.mark.usefixtures("faust_garbage")
+@pytest.mark.parametrize("make", [PlainTransport, FaustTransport])
+async def test_a_member_of_a_group_takes_up_a_rotated_account(
+    make, rotated, guarded, datastore, account_file, monkeypatch
+):
+    """It says meanwhile which broker refuses which account. Nothing is restarted (B5)."""
+    monkeypatch.setenv("SCHEMALESS_KAFKA_ACCOUNT", str(account_file(KafkaUser.SERVICE)))
+    before = kafka_access.refusals[str(guarded), "schemaless"]
+    receiver = Heard()
+    group = trigger_group(datastore.name, make.__name__.lower())
+    transport = make(str(guarded), group, datastore.topic, receiver, session_timeout_s=6.0)
+    running = asyncio.create_task(transport.run())
+
+    async def is_member():  # in the loop: Faust makes its consumer when somebody first asks for it
+        assert not running.done(), running
+        return transport.is_alive() and receiver.owned
+
+    try:
+        await async_until(is_member)
+        assert transport.refusal is None
+        await rotated(KafkaUser.SERVICE)
+        refusal = await async_until(lambda: not transport.kafka_answers and transport.refusal)
+        assert refusal == f"Kafka at {guarded} refuses the account 'schemaless': {WRONG_PASSWORD}"
+        assert kafka_access.refusals[str(guarded), "schemaless"] > before
+        account_file(KafkaUser.SERVICE, "fresh")
+        await async_until(is_member)
+        publish(guarded, datastore, [first_cell(datastore)])
+        await async_until(lambda: receiver.values)
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+
+
+async def test_a_tailer_takes_up_a_rotated_account(
+    rotated, guarded, datastore, running, storage, account_file, monkeypatch
+):
+    """Its status, its metrics and its log say meanwhile that the account is refused, and never the password."""
+    file = account_file(KafkaUser.TAILER)
+    monkeypatch.setenv("SCHEMALESS_KAFKA_ACCOUNT", str(file))
+    (port,) = free_ports(1)
+    said = {"output": file.with_suffix(".log"), "metrics_port": port}
+
+    def put():
+        cell = new_cell(datastore)
+        storage.master(datastore.home(cell.shard)).run(entity_table.put_cells, datastore, [cell])
+
+    with running_tailers(1, running.path, str(guarded), datastore, **said) as (tailer,):
+        put()
+        await asyncio.to_thread(wait_for_cells, guarded, datastore, 1)
+        await rotated(KafkaUser.TAILER)
+
+        def is_named():
+            text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+            labels = f'account="tailer",broker="{guarded}"'
+            return f"schemaless_service_kafka_refusals_total{{{labels}}}" in text and REFUSED in text
+
+        await async_until(is_named, tailer.said)
+        account_file(KafkaUser.TAILER, "fresh")
+        put()
+        await asyncio.to_thread(wait_for_cells, guarded, datastore, 2)
+        assert "Kafka refuses the account" in tailer.said()
+        assert not {"fresh", ACCOUNTS.passwords[KafkaUser.TAILER]}.intersection(re.split(r"\W", tailer.said()))
+        await async_until(lambda: REFUSED not in httpx.get(f"http://127.0.0.1:{port}/metrics").text, tailer.said)
+
+
+REFUSED = 'stall="refused"} 1.0'
 
 
 def test_a_reader_may_not_grant_itself_more(as_user):

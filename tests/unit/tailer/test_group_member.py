@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from schemaless.names import Stall
 from schemaless.topology import Datastore
 from tailer import datastore_tailer
 from tailer.datastore_tailer import GroupMember, LeaveReason
@@ -31,6 +32,8 @@ class FakeTopics:
 class FakeMembership:
     heard: list[str]
     was_away = False
+    is_away = False
+    refusal: str | None = None
 
     def __init__(self, *_, **__):
         pass
@@ -73,3 +76,12 @@ def test_topics_that_were_deleted_are_an_answer_and_a_reason_to_leave(member):
     FakeTopics.answers = [True]
     assert member.poll([], []) is LeaveReason.TOPICS_DELETED
     assert FakeMembership.heard == ["poll", "answer"]
+
+
+def test_a_refused_account_is_another_stall_than_a_kafka_that_is_away(member, monkeypatch):
+    """Who reads that no broker answers looks for an outage."""
+    assert member.stalls == {}
+    monkeypatch.setattr(FakeMembership, "is_away", True)
+    assert member.stalls == {Stall.NO_KAFKA: "no broker of Kafka answers"}
+    monkeypatch.setattr(FakeMembership, "refusal", "Kafka at k:9092 refuses the account 'tailer'")
+    assert member.stalls == {Stall.REFUSED: "Kafka at k:9092 refuses the account 'tailer'"}

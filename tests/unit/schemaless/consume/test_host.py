@@ -14,6 +14,7 @@ from schemaless.consume.metrics import ConsumerMetrics
 from schemaless.consume.ports import Effect, Outcome, ShardCheckpoint, StatelessHandler
 from schemaless.errors import BusUnavailable, StorageUnavailable
 from schemaless.location import Location
+from schemaless.names import Stall
 from schemaless.position import Position
 from schemaless.record import Record
 from schemaless.shard_cursor import ProvenPage
@@ -139,6 +140,18 @@ async def test_a_start_is_no_outage(host):
     assert said == [[], [], ["calls go on"], [], ["calls wait"], []]
 
 
+async def test_a_refused_account_is_another_stall_than_a_kafka_that_is_away(host):
+    """While Kafka answers, what it refused before is no stall."""
+    group = Group()
+    host.join(group)
+    group.refusal = "Kafka at k:9092 refuses the account 'schemaless'"
+    assert host.stall[0] is Stall.NO_PARTITIONS
+    group.alive = False
+    assert host.stall == (Stall.REFUSED, group.refusal)
+    group.refusal = None
+    assert host.stall[0] is Stall.NO_KAFKA
+
+
 async def test_a_revoked_partition_is_not_delivered(host, masters):
     """The cell of the partition that stays, which is taken later, shows that the other one would have come."""
     consumer = await added(host, "trigger:p")
@@ -185,6 +198,7 @@ class Group:
         self.confirms = False
         self.alive = True
         self.asked = []
+        self.refusal = None
 
     @property
     def kafka_answers(self):

@@ -1,16 +1,30 @@
 """Kafka's address with the account and the certificates that belong to it."""
 
 import copy
+import gc
 import io
+import os
 import socket
+import threading
+import weakref
 from types import SimpleNamespace
+from unittest.mock import Mock
 
+import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from schemaless.errors import BusRefuses, BusUnavailable
 from schemaless.runtime import kafka_access
-from schemaless.runtime.kafka_access import KafkaAccess, KafkaAddress, require_account, require_certificate_of
-from schemaless.runtime.tls import Tls
+from schemaless.runtime.kafka_access import (
+    AccountFile,
+    KafkaAccess,
+    KafkaAccount,
+    KafkaAddress,
+    require_account,
+    require_certificate_of,
+)
+from schemaless.runtime.tls import Tls, write_private_text
 from tests.certificates import make_certificates
 
 WANTS_AN_ACCOUNT = bytes.fromhex("0000000a 00000001 0021")
@@ -79,3 +93,98 @@ def test_an_address_can_be_copied_with_its_access() -> None:
     address = KafkaAddress("kafka:9092", KafkaAccess())
     copied = copy.deepcopy(address)
     assert (copied, copied.access) == (address, address.access)
+
+
+class Living:
+    """A client that lives, and the accounts that it was given."""
+
+    def __init__(self):
+        self.taken = []
+
+    def take(self, account):
+        self.taken.append(account.password)
+
+
+def account(password):
+    return KafkaAccount("tailer", password)
+
+
+@pytest.fixture
+def file(tmp_path):
+    found = tmp_path / "account.json"
+    write_private_text(found, msgspec.json.encode(account("old")).decode())
+    return found
+
+
+@pytest.fixture
+def unwatched(monkeypatch):
+    """No thread looks, so that the test does."""
+    monkeypatch.setattr(kafka_access, "threading", SimpleNamespace(Lock=threading.Lock, Thread=Mock))
+
+
+@pytest.mark.usefixtures("unwatched")
+def test_clients_that_live_are_given_the_account_that_replaces_theirs(file):
+    """Once. A file that is touched is no news."""
+    kept, clients = AccountFile(file), [Living(), Living()]
+    for client in clients:
+        kept.keep(client, account("old"), Living.take)
+    kept.look()
+    os.utime(file)
+    kept.look()
+    assert [client.taken for client in clients] == [[], []]
+    write_private_text(file, msgspec.json.encode(account("new")).decode())
+    with capture_logs() as lines:
+        kept.look()
+        kept.look()
+    assert [client.taken for client in clients] == [["new"], ["new"]]
+    assert [line["event"] for line in lines] == ["the replaced account of Kafka is used"]
+    assert "new" not in str(lines).replace(str(file), "")
+
+
+@pytest.mark.usefixtures("unwatched")
+def test_a_client_that_read_the_file_just_before_it_was_replaced_is_given_the_new_account(file):
+    kept, early, late = AccountFile(file), Living(), Living()
+    kept.keep(early, account("old"), Living.take)
+    write_private_text(file, msgspec.json.encode(account("new")).decode())
+    kept.keep(late, account("old"), Living.take)
+    assert (early.taken, set(late.taken)) == (["new"], {"new"})
+
+
+@pytest.mark.usefixtures("unwatched")
+@pytest.mark.parametrize("text", ["{", None, '{"user": "tailer"}'])
+def test_a_file_that_cant_be_used_leaves_the_account_in_use_until_it_can(file, text):
+    kept, client = AccountFile(file), Living()
+    kept.keep(client, account("old"), Living.take)
+    file.unlink()
+    if text is not None:
+        write_private_text(file, text)
+    with capture_logs() as lines:
+        kept.look()
+    assert [(line["log_level"], line["event"]) for line in lines] == [
+        ("error", "the replaced account of Kafka can't be used")
+    ]
+    assert client.taken == []
+    write_private_text(file, msgspec.json.encode(account("new")).decode())
+    kept.look()
+    assert client.taken == ["new"]
+
+
+@pytest.mark.usefixtures("unwatched")
+def test_a_client_that_ended_is_kept_by_nobody(file):
+    kept, client = AccountFile(file), Living()
+    kept.keep(client, account("old"), Living.take)
+    reference = weakref.ref(client)
+    del client
+    gc.collect()
+    assert reference() is None
+
+
+def test_a_refusal_is_counted_by_broker_and_account():
+    before = kafka_access.refusals["kafka-1:9092", "tailer"]
+    with capture_logs() as lines:
+        said = kafka_access.note_refusal("kafka-1:9092", "tailer")
+    assert said == "Kafka at kafka-1:9092 refuses the account 'tailer': the account's name or password is wrong"
+    assert [(line["event"], line["broker"], line["account"]) for line in lines] == [
+        ("Kafka refuses the account", "kafka-1:9092", "tailer")
+    ]
+    assert kafka_access.refusals["kafka-1:9092", "tailer"] == before + 1
