@@ -4,9 +4,9 @@ import subprocess
 from contextlib import closing, contextmanager
 
 import pytest
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from controller.service import DEAF_S
 from schemaless.bus.client import client_settings
 from schemaless.bus.turn import CONTROLLERS, Turn
 from schemaless.config import ControllerMode
@@ -70,8 +70,12 @@ def ending(process: subprocess.Popen[bytes]):
 
 
 def members(kafka):
+    """How many the group has, None while its coordinator can't tell."""
     admin = AdminClient(client_settings(kafka))
-    return len(admin.describe_consumer_groups([CONTROLLERS])[CONTROLLERS].result().members)
+    try:
+        return len(admin.describe_consumer_groups([CONTROLLERS])[CONTROLLERS].result().members)
+    except KafkaException:
+        return None
 
 
 def test_a_controller_that_hears_no_server_leaves_the_group(kafka, tmp_path):
@@ -81,9 +85,9 @@ def test_a_controller_that_hears_no_server_leaves_the_group(kafka, tmp_path):
             server.kill()
         with ending(start_controller_process(running, kafka, ControllerMode.MANUAL)):
             until(lambda: members(kafka) == 1)
-            until(lambda: members(kafka) == 0, 4 * DEAF_S)
+            until(lambda: members(kafka) == 0)
             for server in running.servers.values():
                 server.start()
             with SyncStorage(running.topology) as storage:
                 until(lambda: storage.look() or storage.appointments)
-            assert members(kafka) == 1
+            until(lambda: members(kafka) == 1)  # it may act before the group has it
