@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from itertools import chain, compress
@@ -262,10 +263,11 @@ def follow_format(accept: bytes) -> Format | None:
     return known[max(liked, key=lambda pair: pair[0])[1]]
 
 
+_QUALITY = re.compile(r"0(\.[0-9]{0,3})?|1(\.0{0,3})?")
+"""A weight, by RFC 9110."""
+
+
 def _offer(part: str) -> tuple[str, float]:
     media_type, *parameters = (piece.strip() for piece in part.split(";"))
     quality = next((text[2:] for text in parameters if text.startswith("q=")), "1")
-    try:
-        return media_type, float(quality)
-    except ValueError:
-        return media_type, 0.0
+    return media_type, float(quality) if _QUALITY.fullmatch(quality) else 0.0

@@ -33,6 +33,10 @@ from schemaless.errors import Invalid, Malformed, UnsupportedMedia
         (b"application/json, application/msgpack;q=0.9", JSON),
         (b"application/msgpack;q=0", JSON),
         (b"application/msgpack;q=x", JSON),
+        (b"application/msgpack;q=inf", JSON),
+        (b"application/msgpack;q=1_0", JSON),
+        (b"application/msgpack;q=0.5000", JSON),
+        (b"application/json;q=0.5, application/msgpack;q=1.000", MSGPACK),
         (b"application/x-ndjson", JSON),
     ],
 )

@@ -3,8 +3,10 @@
 import configparser
 import json
 import shlex
+import shutil
 import socket
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -251,6 +253,17 @@ def test_a_home_that_other_programs_files_can_not_hold_is_refused(tmp_path, name
     with pytest.raises(Misconfigured, match=r"has .* in its name"):
         embedded.up(StackSettings(home=home))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["issue#12", "größe", "a:b"])
+def test_a_checkout_in_such_a_folder_is_refused_before_anything_is_installed(tmp_path, name):
+    """The stack's own check comes after minutes of packages."""
+    script = tmp_path / name / "deploy" / "install-venv"
+    script.parent.mkdir(parents=True)
+    shutil.copy(Path(__file__).parents[4] / "deploy" / "install-venv", script)
+    done = subprocess.run(["bash", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, name in done.stderr) == (1, True)
+    assert list(script.parents[1].iterdir()) == [script.parent]
 
 
 def test_a_blank_in_a_path_is_no_reason(tmp_path):
