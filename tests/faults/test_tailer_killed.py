@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from schemaless.audit.run import audit
-from tests.log_harness import running_tailers, write_for
+from tests.log_harness import running_tailers, wait_for_records, write_for
 
 pytestmark = pytest.mark.faults
 
@@ -34,6 +34,9 @@ async def test_kills_and_stops_at_random_moments_lose_and_repeat_nothing(
     """
     datastore = make_datastore(shards=8, partitions=4)
     with running_tailers(2, running.path, kafka, datastore) as tailers:
+        # Where a start takes long, all kills would come before the first transaction, and before there is a topic.
+        before = await write_for(async_storage, datastore, 0.1)
+        await asyncio.to_thread(wait_for_records, kafka, datastore, before)
         writing = asyncio.create_task(write_for(async_storage, datastore, LOAD_S))
         await asyncio.sleep(1.0)
         await stop_past_its_session(chance.choice(tailers))
@@ -43,5 +46,5 @@ async def test_kills_and_stops_at_random_moments_lose_and_repeat_nothing(
                 await asyncio.to_thread(chance.choice(tailers).kill_and_restart)
             else:
                 await stop_past_its_session(chance.choice(tailers))
-        cells = await writing
+        cells = before + await writing
         await asyncio.to_thread(assert_clean, running.topology, kafka, datastore, cells)
