@@ -104,7 +104,7 @@ def keep_account(file: Path, client: object, account: KafkaAccount, take: Take) 
     _account_file(file).keep(client, account, take)
 
 
-class AccountFile:
+class KafkaAccountFile:
     """An account's file and the clients that were made with it. A thread looks at the file while there are some."""
 
     def __init__(self, file: Path) -> None:
@@ -155,7 +155,7 @@ class AccountFile:
             self.look()
 
 
-_account_file = cache(AccountFile)
+_account_file = cache(KafkaAccountFile)
 
 
 refusals: Counter[tuple[str, str]] = Counter()

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from schemaless.errors import BusRefuses, BusUnavailable
 from schemaless.runtime import kafka_access
 from schemaless.runtime.kafka_access import (
-    AccountFile,
+    KafkaAccountFile,
     KafkaAccess,
     KafkaAccount,
     KafkaAddress,
@@ -125,7 +125,7 @@ def unwatched(monkeypatch):
 @pytest.mark.usefixtures("unwatched")
 def test_clients_that_live_are_given_the_account_that_replaces_theirs(file):
     """Once. A file that is touched is no news."""
-    kept, clients = AccountFile(file), [Living(), Living()]
+    kept, clients = KafkaAccountFile(file), [Living(), Living()]
     for client in clients:
         kept.keep(client, account("old"), Living.take)
     kept.look()
@@ -143,7 +143,7 @@ def test_clients_that_live_are_given_the_account_that_replaces_theirs(file):
 
 @pytest.mark.usefixtures("unwatched")
 def test_a_client_that_read_the_file_just_before_it_was_replaced_is_given_the_new_account(file):
-    kept, early, late = AccountFile(file), Living(), Living()
+    kept, early, late = KafkaAccountFile(file), Living(), Living()
     kept.keep(early, account("old"), Living.take)
     write_private_text(file, msgspec.json.encode(account("new")).decode())
     kept.keep(late, account("old"), Living.take)
@@ -153,7 +153,7 @@ def test_a_client_that_read_the_file_just_before_it_was_replaced_is_given_the_ne
 @pytest.mark.usefixtures("unwatched")
 @pytest.mark.parametrize("text", ["{", None, '{"user": "tailer"}'])
 def test_a_file_that_cant_be_used_leaves_the_account_in_use_until_it_can(file, text):
-    kept, client = AccountFile(file), Living()
+    kept, client = KafkaAccountFile(file), Living()
     kept.keep(client, account("old"), Living.take)
     file.unlink()
     if text is not None:
@@ -171,7 +171,7 @@ def test_a_file_that_cant_be_used_leaves_the_account_in_use_until_it_can(file, t
 
 @pytest.mark.usefixtures("unwatched")
 def test_a_client_that_ended_is_kept_by_nobody(file):
-    kept, client = AccountFile(file), Living()
+    kept, client = KafkaAccountFile(file), Living()
     kept.keep(client, account("old"), Living.take)
     reference = weakref.ref(client)
     del client
