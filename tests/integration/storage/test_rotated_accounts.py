@@ -74,7 +74,7 @@ async def test_the_page_s_way_is_one_of_two_passwords(rotated, opened):
     kind = "MySQL" if FLAVOUR is Flavour.MYSQL else "MariaDB"
     (row,) = [line for line in PAGE.read_text().splitlines() if line.startswith(f"| {kind} | `ALTER USER")]
     second, alone = [
-        text.replace("'schemaless'", f"'{rotated.user}'").replace("NEW", "second").replace("OLD", "first")
+        text.replace("'schemaless'", f"'{rotated.user}'").replace("'NEW'", "'second'").replace("'OLD'", "'first'")
         for text in row.split("`")[1::2]
     ]
     before = refusals.counts["b1", 1045]
