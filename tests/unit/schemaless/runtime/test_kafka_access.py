@@ -17,9 +17,9 @@ from structlog.testing import capture_logs
 from schemaless.errors import BusRefuses, BusUnavailable
 from schemaless.runtime import kafka_access
 from schemaless.runtime.kafka_access import (
-    KafkaAccountFile,
     KafkaAccess,
     KafkaAccount,
+    KafkaAccountFile,
     KafkaAddress,
     require_account,
     require_certificate_of,
