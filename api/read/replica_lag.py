@@ -17,16 +17,18 @@ from functools import partial
 import structlog
 
 from schemaless.errors import NodeRefuses, NotWhole, Overloaded, SchemalessError
-from schemaless.storage import shard_head, shard_log
+from schemaless.storage import shard_head
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage, Traffic
 from schemaless.storage.server_settings import shows
 from schemaless.storage.shard_head import CLOCK_AHEAD_MAX_S, ServerPosition
+from schemaless.storage.shard_log import DensityWalk
 from schemaless.topology import Role
 
 log = structlog.get_logger()
 
 SAMPLE_PERIOD_S = 1.0
-HEADS_PERIOD_S = 10.0
+WALK_PERIOD_S = 10.0
+WALK_S = 0.25  # of each period
 SUSPECTED_MAX = 8  # cells that the master is asked for, of one look
 SAMPLES_MAX = 600  # of a master: a minion further behind than ten minutes is judged by its newest cell
 
@@ -51,7 +53,8 @@ class ReplicaLag:
         self._fresh: dict[str, float] = {}
         self._clocks_ahead_s: dict[str, float] = {}
         self._suspected: dict[str, list[NotWhole]] = {}
-        self._verified: dict[str, tuple[float, tuple[str, int]]] = {}
+        self._walks = defaultdict[str, DensityWalk](DensityWalk)
+        self._walked_at: dict[str, float] = {}
 
     async def run(self) -> None:
         while True:
@@ -107,21 +110,23 @@ class ReplicaLag:
             self._suspected[node.node.name] = [error]
 
     async def _look_for_holes(self, cluster: str, minion: AsyncNode) -> None:
-        """Looks every few seconds whether a minion has the cells at its heads.
+        """Looks every few seconds whether a minion has all cells up to its heads, for a small share of the time.
 
         One that lacks a cell which its master shows is not read (I3). What the master lacks too is no fault of the
         minion's, and costs its own shard.
         """
-        suspected = self._suspected.pop(minion.node.name, [])
-        at, after = self._verified.get(minion.node.name, (0.0, shard_log.FIRST_HEAD))
-        now = self._clock()
-        if now - at >= HEADS_PERIOD_S:
+        name, now = minion.node.name, self._clock()
+        suspected = self._suspected.pop(name, [])
+        if now - self._walked_at.get(name, 0.0) >= WALK_PERIOD_S:
+            self._walked_at[name] = now
+            until = time.monotonic() + WALK_S
             with suppress(SchemalessError):  # the next sample sees why
-                missing, after = await minion.run(
-                    shard_log.missing_at_heads, after, timeout_s=self._timeout_s, traffic=Traffic.PROBE
-                )
-                suspected += missing
-            self._verified[minion.node.name] = now, after
+                goes_on = True
+                while goes_on:
+                    look = self._walks[name].look
+                    holes, goes_on = await minion.run(look, timeout_s=self._timeout_s, traffic=Traffic.PROBE)
+                    suspected += [one for one in holes if str(one) not in map(str, suspected)]
+                    goes_on &= time.monotonic() < until
         for error in suspected[:SUSPECTED_MAX]:
             with suppress(SchemalessError):
                 if await self._storage.master(cluster).run(

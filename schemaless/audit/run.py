@@ -57,7 +57,7 @@ from schemaless.storage import (
 from schemaless.storage.index_definition_table import DefinedIndex, IndexStage, IndexState
 from schemaless.storage.index_table import BEFORE_ALL, EntryKey, FoundEntry
 from schemaless.storage.pymysql_driver import SyncNode, SyncStorage
-from schemaless.storage.server_settings import ServerSettings
+from schemaless.storage.server_settings import ServerIds, ServerSettings
 from schemaless.storage.shard_head import Head
 from schemaless.topology import Datastore, Role, Topology
 
@@ -276,9 +276,12 @@ class _DatastoreAudit:
 
         A minion that is away promises nothing, and the report says that it wasn't compared.
         """
+        ids: ServerIds = {}
         for cluster in self._datastore.clusters:
+            master = self._storage.master(cluster)
+            master.run(ServerSettings(master.node, ids=ids).ask)
             for minion in self._storage.minions(cluster):
-                settings = ServerSettings(minion.node, Role.MINION)
+                settings = ServerSettings(minion.node, Role.MINION, ids=ids)
                 try:
                     minion.run(settings.ask)
                     for head in minion.run(shard_head.heads_at_home, self._datastore.name):

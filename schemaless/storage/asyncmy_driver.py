@@ -31,7 +31,7 @@ from schemaless.runtime.name_lookup import NameLookups, no_address
 from schemaless.storage import placement_table
 from schemaless.storage.node_core import SESSION, ConnectionPool, Storage, connect_options, on_node, stamp, verify_size
 from schemaless.storage.operation import AGAIN_ON, PAUSE, Args, Operation, Result, query, retries, runs_again
-from schemaless.storage.server_settings import ServerSettings
+from schemaless.storage.server_settings import ServerIds, ServerSettings
 from schemaless.storage.sql import Script
 from schemaless.storage.translation import FAILURES, connecting_failed
 from schemaless.topology import Appointment, Node, Role, Topology, present_account
@@ -385,6 +385,7 @@ class AsyncStorage(Storage[AsyncServer]):
         self._looks: dict[AsyncServer, asyncio.Task[None]] = {}
         self._confirmed_at: dict[str, float] = {}
         self._numbers_seen: dict[str, int] = {}
+        self._server_ids: ServerIds = {}
         self._soon: asyncio.Task[None] | None = None
         super().__init__(
             topology,
@@ -395,13 +396,15 @@ class AsyncStorage(Storage[AsyncServer]):
                 connect_timeout_s=connect_timeout_s,
                 timeout_s=timeout_s,
                 loop_lag=self.loop_lag,
-                settings=ServerSettings(node, lossy_allowed=lossy_masters),
+                settings=ServerSettings(node, lossy_allowed=lossy_masters, ids=self._server_ids),
             ),
         )
 
     def _take(self, topology: Topology) -> None:
         before = dict(self.nodes)
         super()._take(topology)
+        for gone in self._server_ids.keys() - self.nodes.keys():
+            del self._server_ids[gone]
         self._of_cluster = {cluster: AsyncMaster(self, cluster) for cluster in topology.clusters}
         if self._tasks:
             self._watch([node for node in self.nodes.values() if node not in before.values()])

@@ -30,11 +30,14 @@ T = TypeVar("T")
 Connection = TypeVar("Connection")
 
 SESSION = (
-    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;"
+    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE;SET NAMES utf8mb4;"
     "SET time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', innodb_lock_wait_timeout = 1,"
-    " lock_wait_timeout = 1, wait_timeout = 60, completion_type = 0, unique_checks = 1, sql_safe_updates = 0,"
-    " sql_select_limit = 18446744073709551615, max_sort_length = 65536, group_concat_max_len = 1048576"
-    " /*M! , idle_transaction_timeout = 5, max_statement_time = 0 */ /*!80000 , max_execution_time = 0 */;"
+    " lock_wait_timeout = 1, wait_timeout = 60, net_read_timeout = 30, net_write_timeout = 60, completion_type = 0,"
+    " unique_checks = 1, sql_safe_updates = 0, sql_auto_is_null = 0, sql_select_limit = 18446744073709551615,"
+    " max_join_size = 18446744073709551615, sql_big_selects = 1, max_sort_length = 65536,"
+    " group_concat_max_len = 1048576"
+    " /*M! , idle_transaction_timeout = 5, idle_write_transaction_timeout = 0, idle_readonly_transaction_timeout = 0,"
+    " max_statement_time = 0 */ /*!80000 , max_execution_time = 0 */;"
     "SELECT @@SESSION.max_allowed_packet"
 )
 """The first script of every connection. Its last statement tells how large a script may be.
@@ -44,7 +47,8 @@ created_at is UTC (I4). Strict: a value that doesn't fit is an error and is neve
 table's as well as a row's. The other time-outs end the locks of a client that vanished or hangs (I14): MySQL's default
 is eight hours, here it is a minute. MariaDB has a time-out for idle transactions of its own, and there it is seconds.
 A session takes over all else from the server. What would change an answer or a commit is set here, such as how many
-bytes of a string ORDER BY compares, or how many rows a SELECT returns.
+bytes of a string ORDER BY compares, how many rows a SELECT returns or looks at, whether a transaction may write, and
+what bytes a text has.
 """
 
 _SCRIPT_ROOM_BYTES = 1024

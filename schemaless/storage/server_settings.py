@@ -52,8 +52,15 @@ class SettingFault(msgspec.Struct, frozen=True):
         return Stall.FILTER if self.hides else Stall.BOUND if "packet" in self.name else None
 
 
+ServerIds = dict[str, tuple[str, str]]
+"""The cluster and the server_id of servers by name. A minion skips what its own server_id is said to have written."""
+
+
 class ServerSettings:
-    """What is known of one server's settings. `faults` are those of the latest answer, for the role that it had."""
+    """What is known of one server's settings. `faults` are those of the latest answer, for the role that it had.
+
+    `ids` is shared by the servers of an installation: each notes its own there, and compares it with the others'.
+    """
 
     def __init__(
         self,
@@ -61,12 +68,14 @@ class ServerSettings:
         role: Role = Role.MASTER,
         *,
         lossy_allowed: bool = False,
+        ids: ServerIds | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.faults: Sequence[SettingFault] = []
         self.role = role
         self._node = node
         self._lossy_allowed = lossy_allowed
+        self._ids: ServerIds = {} if ids is None else ids
         self._clock = clock
         self._asked_at: float | None = None
         self._lacks: tuple[str, int] | None = None
@@ -95,7 +104,7 @@ class ServerSettings:
         try:
             values = {str(name): str(value) for name, value in (yield from query(_QUESTION))}
             if role is Role.MINION:
-                values |= yield from _replication()
+                values |= yield from _replication(is_mariadb=_MARIADB_ONLY in values)
             if self._lacks is not None and (yield from shows(*self._lacks)):
                 self._lacks = None
             formats = yield from _formats()
@@ -103,7 +112,20 @@ class ServerSettings:
         finally:
             self._asked_at = asked_at if answered and role is self.role else asked_before
         foreign = [SettingFault("format", str(one), str(FORMAT_VERSION), is_foreign=True) for one in formats]
-        self._know(faults_of(role, values) + [fault for fault in foreign if fault.value != fault.wanted])
+        shared = self._shared_id(values.get("server_id"))
+        self._know(faults_of(role, values) + shared + [fault for fault in foreign if fault.value != fault.wanted])
+
+    def _shared_id(self, number: str | None) -> list[SettingFault]:
+        if number is None:
+            return []
+        own, cluster = self._node.name, self._node.cluster
+        self._ids[own] = cluster, number
+        others = sorted((of != cluster, name) for name, (of, known) in self._ids.items() if known == number)
+        return [
+            SettingFault("server_id", number, f"another than that of {name}", hides=not is_elsewhere)
+            for is_elsewhere, name in others
+            if name != own
+        ][:1]
 
     def lacks(self, error: NotWhole) -> None:
         """Records a cell that the server doesn't show, and its master does. It counts until the server shows it."""
@@ -161,6 +183,8 @@ def faults_of(role: Role, values: Mapping[str, str]) -> list[SettingFault]:
 
 
 _ENTITY = "entity"
+_SOURCE = "replication source"
+_MARIADB_ONLY = "gtid_domain_id"
 _FILTERS = (
     "replicate_do_db",
     "replicate_ignore_db",
@@ -169,8 +193,9 @@ _FILTERS = (
     "replicate_wild_do_table",
     "replicate_wild_ignore_table",
 )
-"""The columns of SHOW REPLICA STATUS from the 13th on, on both kinds of server."""
-_FIRST_FILTER = 12
+_FILTER_COLUMNS = {**dict(enumerate(_FILTERS, 12)), 38: "replicate_ignore_server_ids"}
+_FILTER_COLUMNS_MARIADB = _FILTER_COLUMNS | {44: "replicate_do_domain_ids", 45: "replicate_ignore_domain_ids"}
+"""Of SHOW REPLICA STATUS."""
 _PACKETS = ("max_allowed_packet", "slave_max_allowed_packet", "replica_max_allowed_packet")
 _WANTED = (
     _Wanted("innodb_flush_log_at_trx_commit", "1", Role.MASTER, loses=True),
@@ -182,23 +207,29 @@ _WANTED = (
     _Wanted("replicate_events_marked_for_skip", "REPLICATE", Role.MINION, hides=True),
     *(_Wanted(f"{prefix}_exec_mode", "STRICT", Role.MINION, hides=True) for prefix in ("slave", "replica")),
     *(_Wanted(f"{prefix}_skip_errors", "OFF", Role.MINION, hides=True) for prefix in ("slave", "replica")),
-    *(_Wanted(name, "", Role.MINION, hides=True) for name in (*_FILTERS, "replicate_rewrite_db")),
+    *(
+        _Wanted(name, "", Role.MINION, hides=True)
+        for name in (*_FILTER_COLUMNS_MARIADB.values(), "replicate_rewrite_db")
+    ),
+    _Wanted(_SOURCE, "a master", Role.MINION, hides=True),
 )
-_NAMES = (*(one.name for one in _WANTED), *_PACKETS, "log_bin", "replica_parallel_workers")
+_OTHERS = "log_bin", "replica_parallel_workers", "server_id", _MARIADB_ONLY
+_NAMES = (*(one.name for one in _WANTED), *_PACKETS, *_OTHERS)
 _QUESTION = "SHOW GLOBAL VARIABLES WHERE Variable_name IN (" + ", ".join(f"'{name}'" for name in _NAMES) + ")"
 
 
-def _replication() -> Operation[dict[str, str]]:
-    """Returns the filters of a minion's replication. MySQL has them in no variable, and MariaDB shows one source."""
+def _replication(*, is_mariadb: bool) -> Operation[dict[str, str]]:
+    """Returns the filters of a minion's replication, and whether it replicates at all. MySQL has filters in no
+    variable, and MariaDB shows those of one source.
+    """
     try:
         rows = yield from query(SHOW_REPLICATION)
     except NodeRefuses:
         return {SHOW_REPLICATION: "refused"}
-    found: dict[str, str] = {}
+    columns = _FILTER_COLUMNS_MARIADB if is_mariadb else _FILTER_COLUMNS
+    found = {} if rows else {_SOURCE: "nobody"}
     for row in rows:  # one for each source
-        for name, value in zip(_FILTERS, row[_FIRST_FILTER:], strict=False):
-            if value:
-                found[name] = str(value)
+        found |= {name: str(row[column]) for column, name in columns.items() if len(row) > column and row[column]}
     return found
 
 

@@ -254,47 +254,107 @@ def verify_dense(datastore: Datastore, shard: int, after: int, until: int) -> Op
 
     It reads no bodies, and the ids only where they are too few.
     """
-    table = sql("FROM %s.entity WHERE added_id > %s AND added_id <= %s", Name(datastore.database(shard)), after, until)
-    ((count,),) = yield from query(f"SELECT COUNT(*) {table}")
-    if count != until - after:
-        found = {added_id for (added_id,) in (yield from query(f"SELECT added_id {table}"))}
-        missing = next(added_id for added_id in range(after + 1, until + 1) if added_id not in found)
-        raise hole(datastore.database(shard), missing)
+    found = yield from _hole(datastore.database(shard), after, until)
+    if found is not None:
+        raise found
 
 
 def hole(database: str, added_id: int) -> NotWhole:
     return NotWhole(f"{database}.entity lacks added_id {added_id}, although the head is beyond it", database, added_id)
 
 
-HEADS_AT_ONCE = 256
-FIRST_HEAD = ("", -1)
+def _hole(database: str, after: int, until: int) -> Operation[NotWhole | None]:
+    """Returns the first cell behind one added_id, up to another, that isn't there."""
+    table = sql("FROM %s.entity WHERE added_id > %s AND added_id <= %s", Name(database), after, until)
+    ((count,),) = yield from query(f"SELECT COUNT(*) {table}")
+    if count == until - after:
+        return None
+    found = {added_id for (added_id,) in (yield from query(f"SELECT added_id {table}"))}
+    return hole(database, next(added_id for added_id in range(after + 1, until + 1) if added_id not in found))
 
 
-def missing_at_heads(after: tuple[str, int]) -> Operation[tuple[list[NotWhole], tuple[str, int]]]:
-    """Returns the cells at some heads that aren't there, and behind which head the next look begins.
+class _Proven(msgspec.Struct):
+    """The added_ids of a shard above `low`, up to `high`, are all there."""
 
-    A head and its cell came in one transaction, so whatever left the cell out, such as a replication filter, would hide
-    it for ever.
+    generation: int
+    low: int
+    high: int
+
+
+class DensityWalk:
+    """What one server's logs are proven to have: first what came since the start, then what was there before, newest
+    first, down to the first cell.
+
+    A server that left something out, by a filter, an event that it took for its own, or a repair by hand, shows its
+    heads all the same, and its replication stays healthy. Each `look` takes the next shards in turn, and costs one
+    statement over their added_ids. Who looks again and again has soon seen all, and then only what is new.
     """
-    rows = yield from query(
-        sql("SELECT datastore, shard, head FROM schemaless.shard_head WHERE (datastore, shard) > (%s, %s)", *after)
-        + f" AND moved_to IS NULL ORDER BY datastore, shard LIMIT {HEADS_AT_ONCE}"
-    )
-    heads = [(shard_database(name, shard), head) for name, shard, head in rows if head]
-    select = "SELECT EXISTS(SELECT * FROM %s.entity WHERE added_id = %s)"
-    selects = [sql(select, Name(database), head) for database, head in heads]
-    shown: list[bool] = []
-    try:
-        if selects:
-            shown = [bool(row[0]) for row in (yield from query(" UNION ALL ".join(selects)))]
-    except TableMissing:
-        for one in selects:
-            try:
-                shown.append(bool((yield from query(one))[0][0]))
-            except TableMissing:
-                shown.append(False)
-    missing = [hole(database, head) for (database, head), there in zip(heads, shown, strict=True) if not there]
-    return missing, (rows[-1][0], rows[-1][1]) if len(rows) == HEADS_AT_ONCE else FIRST_HEAD
+
+    def __init__(self) -> None:
+        self._proven: dict[tuple[str, int], _Proven] = {}
+        self._after = _FIRST_HEAD
+        self._has_proven = False  # anything in this round
+
+    def look(self) -> Operation[tuple[list[NotWhole], bool]]:
+        """Returns holes of the next shards, at most two of each, and whether another look may find more."""
+        rows = yield from query(
+            sql(
+                "SELECT datastore, shard, generation, head FROM schemaless.shard_head"
+                " WHERE (datastore, shard) > (%s, %s)",
+                *self._after,
+            )
+            + f" AND moved_to IS NULL ORDER BY datastore, shard LIMIT {HEADS_AT_ONCE}"
+        )
+        share = max(1, CELLS_AT_ONCE // max(1, len(rows)))
+        parts: list[tuple[_Proven, str, int, int]] = []
+        for name, shard, generation, head in rows:
+            known = self._proven.get((name, shard))
+            if known is None or known.generation != generation or known.high > head:
+                known = self._proven[name, shard] = _Proven(generation, head, head)
+            parts += [
+                (known, shard_database(name, shard), after, until)
+                for after, until in (
+                    (known.high, min(head, known.high + share)),
+                    (max(0, known.low - share), known.low),
+                )
+                if until > after
+            ]
+        is_last = len(rows) < HEADS_AT_ONCE
+        self._after = _FIRST_HEAD if is_last else (rows[-1][0], rows[-1][1])
+        holes = (yield from self._prove(parts)) if parts else []
+        self._has_proven |= len(holes) < len(parts)
+        goes_on = self._has_proven or not is_last
+        self._has_proven &= not is_last
+        return holes, goes_on
+
+    def _prove(self, parts: Sequence[tuple[_Proven, str, int, int]]) -> Operation[list[NotWhole]]:
+        select = "SELECT COUNT(*) FROM %s.entity WHERE added_id > %s AND added_id <= %s"
+        selects = [sql(select, Name(database), after, until) for _, database, after, until in parts]
+        try:
+            counts = [count for (count,) in (yield from query(" UNION ALL ".join(selects)))]
+        except TableMissing:
+            counts = [-1] * len(parts)  # one of them: each is asked by itself
+        holes: list[NotWhole] = []
+        for (known, database, after, until), count in zip(parts, counts, strict=True):
+            found = None
+            if count != until - after:
+                try:
+                    found = yield from _hole(database, after, until)
+                except TableMissing:
+                    found = hole(database, after + 1)
+            if found is not None:
+                holes.append(found)
+            elif until == known.low:
+                known.low = after
+            else:
+                known.high = until
+        return holes
+
+
+HEADS_AT_ONCE = 256
+CELLS_AT_ONCE = 2000
+"""Of one look. In InnoDB a count reads the pages of these cells, with bodies of up to about half a page each."""
+_FIRST_HEAD = ("", -1)
 
 
 def ends(datastore: Datastore, shard: int) -> Operation[tuple[int, int]]:

@@ -40,21 +40,28 @@ def stall_after(error: Exception) -> Stall:
 SHOW_REPLICATION = "SHOW REPLICA STATUS"
 _IO_STATE, _IO_RUNS, _APPLIER_RUNS, _LAST_ERROR, _LAST_IO_ERROR = 0, 10, 11, 19, 35
 """Columns of SHOW REPLICA STATUS, on both kinds of server."""
+_DELAYS = 42, 47
+"""The column SQL_Delay, on MySQL and on MariaDB, which has a word in the 42nd."""
 
 
 def of_server(role: Role) -> Operation[Standstill | None]:
     """Returns why a server doesn't continue, None if nothing is known to hold it."""
-    for row in (yield from _if_allowed(SHOW_REPLICATION)) if role is Role.MINION else ():
+    replication = (yield from _if_allowed(SHOW_REPLICATION)) if role is Role.MINION else None
+    if replication is not None and not replication:
+        return Standstill(Stall.REFUSED, "it replicates from nobody: let it follow its master, or make it anew")
+    for row in replication or ():
         if row[_APPLIER_RUNS] != "Yes":
             return Standstill(Stall.BLOCKED, f"replication stands: {row[_LAST_ERROR] or 'its applier was stopped'}")
         if row[_IO_RUNS] != "Yes":
             why = row[_LAST_IO_ERROR] or row[_IO_STATE] or "its receiver was stopped"
             return Standstill(Stall.MASTER_DOWN, f"replication receives nothing: {why}")
+        if delay_s := next((int(row[column]) for column in _DELAYS if str(row[column]).isdigit()), 0):
+            return Standstill(Stall.REFUSED, f"replication waits on purpose: SQL_Delay is {delay_s} s")
     waiting = yield from _if_allowed(
         "SELECT user, state, time FROM information_schema.processlist"
         " WHERE state LIKE 'Waiting for %lock' ORDER BY time DESC LIMIT 1"
     )
-    for user, state, seconds in waiting:
+    for user, state, seconds in waiting or ():
         who = "replication" if user == "system user" else f"an account ({user})"
         holder = yield from lock_holder()
         return Standstill(Stall.BLOCKED, f"{who} is {state[0].lower()}{state[1:]} for {int(seconds)} s. {holder}")
@@ -68,14 +75,14 @@ def lock_holder() -> Operation[str]:
         " JOIN information_schema.processlist AS process ON process.id = trx.trx_mysql_thread_id"
         " WHERE process.user <> 'system user' AND process.command = 'Sleep' ORDER BY process.time DESC LIMIT 1"
     )
-    for connection, user, host, seconds in rows:
+    for connection, user, host, seconds in rows or ():
         return f"Connection {connection} of {user} at {host} has an open transaction and is idle for {int(seconds)} s"
     return "No transaction is idle: SHOW FULL PROCESSLIST has the session that locks tables"
 
 
-def _if_allowed(script: Script) -> Operation[Sequence[Row]]:
-    """Returns the rows, none without the right: server_settings.py tells which one is missing."""
+def _if_allowed(script: Script) -> Operation[Sequence[Row] | None]:
+    """Returns the rows, None without the right: server_settings.py tells which one is missing."""
     try:
         return (yield from query(script))
     except NodeRefuses:
-        return ()
+        return None

@@ -7,11 +7,12 @@ from contextlib import contextmanager
 import pytest
 from structlog.testing import capture_logs
 
-from schemaless.errors import NotDurable
+from schemaless.errors import NotDurable, NotWhole
 from schemaless.storage import entity_table
 from schemaless.storage.asyncmy_driver import Traffic
 from schemaless.storage.operation import query
 from schemaless.storage.server_settings import ServerSettings
+from schemaless.storage.standstill import of_server
 from schemaless.topology import Role
 from tests.integration.api.api_harness import api_process, assert_problem, row_in
 from tests.log_harness import new_cell, replication_stopped, run_sql
@@ -128,3 +129,28 @@ async def test_a_mysql_minion_s_commit_order_counts(async_server, admin, topolog
         with replication_stopped(by_hand), changed(by_hand, "replica_preserve_commit_order", 0):
             await node.run(query, "SELECT 1")
         assert [fault.name for fault in node.settings.faults] == ["replica_preserve_commit_order"]
+
+
+async def test_a_server_that_replicates_from_nobody_is_no_minion_to_read(async_server, topology):
+    """Such as one that was detached, whatever it had and got since. Probes learn it, and its status says why."""
+    master = topology.cluster("b").nodes[0]
+    node = async_server(master, settings=ServerSettings(master, Role.MINION))
+    with pytest.raises(NotWhole, match="b1 may lack cells: replication source is nobody, and must be a master"):
+        await node.run(query, "SELECT 1")
+    found = await node.run(of_server, Role.MINION, traffic=Traffic.PROBE)
+    assert (found.stall, found.why.partition(":")[0]) == ("refused", "it replicates from nobody")
+
+
+async def test_a_minion_that_is_late_on_purpose_says_so(async_server, admin, topology):
+    minion, by_hand = topology.cluster("a").nodes[1], admin.minions("a")[0]
+    node = async_server(minion, settings=ServerSettings(minion, Role.MINION))
+    ((version,),) = by_hand.run(query, "SELECT @@version")
+    delay = "CHANGE MASTER TO MASTER_DELAY" if "MariaDB" in version else "CHANGE REPLICATION SOURCE TO SOURCE_DELAY"
+    try:
+        run_sql(by_hand, f"STOP REPLICA; {delay} = 3600; START REPLICA")
+        found = await node.run(of_server, Role.MINION, traffic=Traffic.PROBE)
+        assert found.why == "replication waits on purpose: SQL_Delay is 3600 s"
+    finally:
+        run_sql(by_hand, f"STOP REPLICA; {delay} = 0; START REPLICA")
+    found = await node.run(of_server, Role.MINION, traffic=Traffic.PROBE)
+    assert "on purpose" not in str(found)

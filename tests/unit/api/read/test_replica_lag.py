@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from api.read.replica_lag import ReplicaLag, fresh_until
 from schemaless.errors import NodeRefuses, Overloaded, StorageUnavailable
-from schemaless.storage import shard_log
+from schemaless.storage import shard_head
 from schemaless.storage.shard_head import Head, ServerPosition, ahead
 
 MASTER = deque([(100.0, 10), (101.0, 10), (102.0, 25), (103.0, 40)])
@@ -38,8 +38,8 @@ class Master:
         self._clock = clock
 
     async def run(self, operation, *args, timeout_s, traffic):
-        if operation is shard_log.missing_at_heads:
-            return [], shard_log.FIRST_HEAD
+        if operation is not shard_head.position:
+            return [], False  # no holes
         if self.error is not None:
             raise self.error
         return ServerPosition(0, 0, int((self._clock() + self.ahead_s) * 1e6))

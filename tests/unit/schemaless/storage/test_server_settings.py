@@ -1,6 +1,7 @@
 """Which settings of a server break which promise."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 
@@ -31,11 +32,11 @@ FORMAT = [(FORMAT_VERSION,)]
 NODE = Node("a1", "a", "127.0.0.1", 3306, "schemaless", "secret")
 
 
-def answer(settings, values):
-    """Lets a server answer the question."""
+def answer(settings, values, *more):
+    """Lets a server answer the questions. A minion is asked for more."""
     asking = settings.ask()
     next(asking)
-    end(asking, list(values.items()), FORMAT)
+    end(asking, list(values.items()), *more, FORMAT)
 
 
 def end(asking, *answers):
@@ -84,6 +85,9 @@ def test_each_setting_counts_for_its_role(role, change, fault_of, loses):
         {"replica_skip_errors": "1062"},
         {"slave_exec_mode": "IDEMPOTENT"},
         {"replicate_events_marked_for_skip": "FILTER_ON_REPLICA"},
+        {"replicate_ignore_server_ids": "11"},
+        {"replicate_do_domain_ids": "1"},
+        {"replication source": "nobody"},
     ],
 )
 def test_a_minion_that_may_lack_cells_is_not_read(change):
@@ -91,6 +95,48 @@ def test_a_minion_that_may_lack_cells_is_not_read(change):
     (fault,) = faults_of(Role.MINION, GOOD | change)
     assert (fault.name, fault.hides, fault.stall) == (next(iter(change)), True, "filter")
     assert faults_of(Role.MASTER, GOOD | change) == []
+
+
+@pytest.mark.parametrize("ignored", [38, 44, 45])
+@pytest.mark.parametrize("is_mariadb", [True, False])
+def test_a_filter_by_server_or_domain_counts(ignored, is_mariadb):
+    """MySQL shows other things in the columns of MariaDB's domains, such as how often a connection is tried."""
+    settings = ServerSettings(NODE, Role.MINION)
+    asking = settings.ask()
+    next(asking)
+    row = [""] * 60
+    row[ignored] = "3"
+    values = GOOD | ({"gtid_domain_id": "0"} if is_mariadb else {})
+    end(asking, list(values.items()), [tuple(row)], FORMAT)
+    assert [fault.hides for fault in settings.faults] == ([True] if is_mariadb or ignored == 38 else [])
+
+
+def test_a_minion_that_replicates_from_nobody_is_not_read():
+    """It shows what it had, and what somebody wrote there since."""
+    settings = ServerSettings(NODE, Role.MINION)
+    for rows, is_refused in (((), True), ([("",) * 60], False)):
+        asking = settings.ask()
+        next(asking)
+        end(asking, list(GOOD.items()), rows, FORMAT)
+        with pytest.raises(NotWhole, match="replication source is nobody") if is_refused else nullcontext():
+            settings.require_usable(writes=False)
+
+
+def test_servers_with_one_server_id_are_named_and_such_a_minion_is_not_read():
+    """B11: a minion takes what its master wrote for its own, and skips it. A server of another cluster harms nobody."""
+    ids = {}
+    master, minion = ServerSettings(NODE, ids=ids), ServerSettings(replace(NODE, name="a2"), Role.MINION, ids=ids)
+    elsewhere = ServerSettings(replace(NODE, name="b1", cluster="b"), ids=ids)
+    for settings in (master, elsewhere, minion):
+        answer(settings, GOOD | {"server_id": "11"}, *[[("",) * 60]] * (settings is minion))
+    assert [str(fault) for fault in minion.faults] == ["server_id is 11, and must be another than that of a1"]
+    assert [(fault.name, fault.hides) for fault in elsewhere.faults] == [("server_id", False)]
+    with pytest.raises(NotWhole, match="a2 may lack cells: server_id is 11"):
+        minion.require_usable(writes=False)
+    answer(minion, GOOD | {"server_id": "12"}, [("",) * 60])
+    answer(elsewhere, GOOD | {"server_id": "21"})
+    assert minion.faults == elsewhere.faults == []
+    minion.require_usable(writes=False)
 
 
 def test_a_cell_that_a_server_lacks_counts_until_it_is_there():
@@ -107,7 +153,7 @@ def test_a_cell_that_a_server_lacks_counts_until_it_is_there():
         asking = minion.ask()
         next(asking)
         asking.send([Result(list(GOOD.items()))])
-        assert "added_id = 7" in asking.send([Result([])])
+        assert "added_id = 7" in asking.send([Result([("",) * 60])])
         end(asking, rows, FORMAT)
     minion.require_usable(writes=False)
 
