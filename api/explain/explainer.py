@@ -143,7 +143,8 @@ class _Explanation:
             consumers.require_known((), Unheard(self._unknown, {}))
             raise CellMissing(f"there is no row {row_key_text(row_key)}")
         workers = consumers.present_workers([part.workers for part in parts.values()])
-        programs = [] if home is None else _programs(row_key, shard, home, parts.values(), workers)
+        master_down = self._has_lost_master(datastore.home(shard))
+        programs = [] if home is None else _programs(row_key, shard, home, parts.values(), workers, master_down)
         program_views = [program.view() for program in programs]
         index_views = [] if home is None else await self._indexes(row_key, shard, home, parts)
         document = {
@@ -162,7 +163,7 @@ class _Explanation:
                     home,
                     program_views,
                     index_views,
-                    master_down=self._has_lost_master(datastore.home(shard)),
+                    master_down=master_down,
                     tailing=consumers.tailing_stall(workers, shard),
                 )
             ),
@@ -260,7 +261,12 @@ class _Explanation:
 
 
 def _programs(
-    row_key: RowKey, shard: int, home: HomeFacts, parts: Collection[ClusterFacts], workers: Sequence[WorkerRow]
+    row_key: RowKey,
+    shard: int,
+    home: HomeFacts,
+    parts: Collection[ClusterFacts],
+    workers: Sequence[WorkerRow],
+    master_down: bool,
 ) -> list[ProgramStanding]:
     known = {name for part in parts for name in part.programs}
     return [
@@ -275,6 +281,7 @@ def _programs(
             everywhere.latest(part.programs.get(consumer) for part in parts),
             consumers.orders_of_all([part.orders[consumer] for part in parts if consumer in part.orders]),
             [row for row in workers if row.consumer == consumer],
+            master_down,
         )
         for consumer in sorted(known | {name for name in home.checkpoints if name.startswith(TRIGGER_PREFIX)})
     ]
@@ -587,8 +594,11 @@ UNFINISHED_MAX = 20
 """Cells of one row and program whose state is shown one by one."""
 
 
+_MASTER_AWAY = "the master of the row's home can't be asked, and no checkpoint moves there meanwhile"
+
+
 class ProgramStanding(msgspec.Struct, frozen=True):
-    """One program, and the row of one shard. `orders` are of all clusters.
+    """One program, and the row of one shard. `orders` are of all clusters, and `master_down` is of the row's home.
 
     `ended` are cells that are parked no longer. `workers` are its processes that were seen lately.
     """
@@ -603,6 +613,7 @@ class ProgramStanding(msgspec.Struct, frozen=True):
     functions: ProgramFunctions | None
     orders: TriggerOrders
     workers: Sequence[WorkerRow]
+    master_down: bool = False
 
     def view(self) -> dict[str, Any]:
         """Returns what people see: how far the program is, and of each cell that isn't finished why."""
@@ -688,8 +699,11 @@ class ProgramStanding(msgspec.Struct, frozen=True):
             return "paused", self.orders.paused[self.shard]
         if breakers := consumers.tripped(self.workers):
             return "tripped", breakers[0]
-        stall = consumers.stall_of(self.workers, trigger_consumer(self.program))
-        return stall or ("running", None if self.workers else "no worker runs it")
+        if stall := consumers.stall_of(self.workers, trigger_consumer(self.program)):
+            return stall
+        if self.master_down:
+            return Stall.MASTER_DOWN, _MASTER_AWAY
+        return "running", None if self.workers else "no worker runs it"
 
     def _unfinished(self, cell: RowCell) -> tuple[str, str] | None:
         """Returns the state of a cell and why it waits, None for one that is finished."""
@@ -743,6 +757,8 @@ class ProgramStanding(msgspec.Struct, frozen=True):
             yield f"the shard is paused: {self.orders.paused[self.shard] or 'no reason was given'}"
         if not self.workers:
             yield "nobody runs the program"
+        if self.master_down:
+            yield f"{Stall.MASTER_DOWN}: {_MASTER_AWAY}"
         yield from self._stalled_workers()
         seek = self.orders.seeks.get(self.shard)
         if seek is not None:

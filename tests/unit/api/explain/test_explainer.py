@@ -93,6 +93,18 @@ async def test_a_buffered_cell_says_that_the_master_of_its_home_is_away(role):
     assert (wait["for"], wait["why"]) == ("its home", why)
 
 
+@pytest.mark.parametrize("role", Role)
+async def test_a_program_says_that_the_master_of_the_row_s_home_is_away(role):
+    """Its worker runs, and its calls of the row wait: no checkpoint moves there."""
+    worker = WorkerRow("trigger:bill", 1, WorkerReport(), 0.0)
+    functions = {"trigger:bill": ProgramFunctions({"BASE": ["bill"]}, "v1")}
+    kept = msgspec.structs.replace(NOTHING_KEPT, programs=functions, workers=[worker])
+    found = await explained(Servers(home_facts(cell(1)), kept, role=role))
+    (program,), (wait, *_) = found["programs"], found["waits"]
+    assert program["state"] == ("running" if role is Role.MASTER else "master_down")
+    assert ("master_down: the master of the row's home can't be asked" in wait["why"]) is (role is Role.MINION)
+
+
 async def test_a_secondary_that_is_away_is_named_and_the_rest_is_told():
     """Copies there may exist: nobody knows."""
     found = await explained(Servers(home_facts(cell(1)), away=[OTHER]))
