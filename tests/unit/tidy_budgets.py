@@ -35,16 +35,18 @@ PROVEN = "topics, tailers and databases are proven to belong together before any
 OUTSIDE = "who hangs is ended from outside of what hangs, and nobody waits for who reads the log"
 UNREAD = "a shard that can't be read holds up itself only, and it is said when nobody tails"
 ROTATED = "passwords are rotated while everything runs, and a refused account is named as one"
+WHOLE = "minions prove all that they have, and server ids are compared"
+AWAY = "a program of a row whose master is away is said to wait for it"
 TAILS = "a former master comes back: its tail is kept and put again, and the server made anew"
 
 PACKAGES: dict[str, Budget] = {
     "api": (815, 448, ROTATED),
     "api/access": (589, 425, PROXIES),
-    "api/explain": (761, 442, ERASURES),
+    "api/explain": (776, 449, AWAY),
     "api/follow": (867, 566, MOVES),
     "api/http": (2471, 1606, ROTATED),
     "api/index": (1662, 1023),
-    "api/read": (882, 538, ERASURES),
+    "api/read": (887, 545, WHOLE),
     "api/routes": (3017, 1670, ROTATED),
     "api/triggers": (623, 402, ERASURES),
     "api/ui": (185, 130, WATCHED),
@@ -56,7 +58,7 @@ PACKAGES: dict[str, Budget] = {
     "controller": (2491, 1662, ROTATED),
     "indexer": (1981, 1299, PROVEN),
     "schemaless": (3640, 2121, ROTATED),
-    "schemaless/audit": (1637, 1014, ROTATED),
+    "schemaless/audit": (1640, 1017, WHOLE),
     "schemaless/bus": (3927, 2382, ROTATED),
     "schemaless/cli": (3916, 2309, ROTATED),
     "schemaless/client": (2497, 1569, ERASURES),
@@ -68,7 +70,7 @@ PACKAGES: dict[str, Budget] = {
     "schemaless/ops": (3169, 2092, ROTATED),
     "schemaless/runtime": (2368, 1579, ROTATED),
     "schemaless/stack": (3081, 1790, ROTATED),
-    "schemaless/storage": (10273, 5551, ROTATED),
+    "schemaless/storage": (10378, 5613, WHOLE),
     "schemaless/subscriber": (715, 508),
     "schemaless/testing": (1442, 936, ERASURES),
     "schemaless/triggers": (895, 562, FORKS),
