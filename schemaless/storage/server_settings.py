@@ -203,6 +203,7 @@ _WANTED = (
     _Wanted("binlog_format", "ROW"),
     _Wanted("replica_preserve_commit_order", "ON", Role.MINION),
     _Wanted("read_only", "ON", Role.MINION),
+    *(_Wanted(f"log_{kind}_updates", "ON", Role.MINION) for kind in ("slave", "replica")),
     _Wanted(SHOW_REPLICATION, "granted", Role.MINION),
     _Wanted("replicate_events_marked_for_skip", "REPLICATE", Role.MINION, hides=True),
     *(_Wanted(f"{prefix}_exec_mode", "STRICT", Role.MINION, hides=True) for prefix in ("slave", "replica")),

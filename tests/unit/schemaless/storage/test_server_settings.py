@@ -64,6 +64,7 @@ def test_what_the_stack_sets_breaks_nothing(role, lacking):
         ({"replica_preserve_commit_order": "OFF"}, {Role.MINION}, False),
         ({"replica_preserve_commit_order": "OFF", "replica_parallel_workers": "1"}, set(), False),
         ({"read_only": "OFF"}, {Role.MINION}, False),
+        ({"log_slave_updates": "OFF"}, {Role.MINION}, False),
         ({"SHOW REPLICA STATUS": "refused"}, {Role.MINION}, False),
         ({"max_allowed_packet": "1048576"}, {Role.MASTER, Role.MINION}, False),
         ({"replica_max_allowed_packet": "1048576"}, {Role.MASTER, Role.MINION}, False),
