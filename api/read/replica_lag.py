@@ -13,6 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from weakref import WeakKeyDictionary
 
 import structlog
 
@@ -53,7 +54,7 @@ class ReplicaLag:
         self._fresh: dict[str, float] = {}
         self._clocks_ahead_s: dict[str, float] = {}
         self._suspected: dict[str, list[NotWhole]] = {}
-        self._walks = defaultdict[str, DensityWalk](DensityWalk)
+        self._walks = WeakKeyDictionary[AsyncNode, DensityWalk]()
         self._walked_at: dict[str, float] = {}
 
     async def run(self) -> None:
@@ -116,23 +117,25 @@ class ReplicaLag:
         minion's, and costs its own shard.
         """
         name, now = minion.node.name, self._clock()
-        suspected = self._suspected.pop(name, [])
+        suspected = {str(error): error for error in self._suspected.pop(name, [])}
+        walk = self._walks.setdefault(minion, DensityWalk())
         if now - self._walked_at.get(name, 0.0) >= WALK_PERIOD_S:
             self._walked_at[name] = now
             until = time.monotonic() + WALK_S
             with suppress(SchemalessError):  # the next sample sees why
                 goes_on = True
                 while goes_on:
-                    look = self._walks[name].look
-                    holes, goes_on = await minion.run(look, timeout_s=self._timeout_s, traffic=Traffic.PROBE)
-                    suspected += [one for one in holes if str(one) not in map(str, suspected)]
+                    holes, goes_on = await minion.run(walk.look, timeout_s=self._timeout_s, traffic=Traffic.PROBE)
+                    suspected |= {str(error): error for error in holes}
                     goes_on &= time.monotonic() < until
-        for error in suspected[:SUSPECTED_MAX]:
+        for error in list(suspected.values())[:SUSPECTED_MAX]:
             with suppress(SchemalessError):
                 if await self._storage.master(cluster).run(
                     shows, error.database, error.added_id, timeout_s=self._timeout_s, traffic=Traffic.PROBE
                 ):
                     minion.settings.lacks(error)
+                else:
+                    walk.pass_over(error)
 
     async def _position(self, node: AsyncNode) -> ServerPosition | None:
         asked = self._clock()
@@ -144,6 +147,7 @@ class ReplicaLag:
             position = None
         except SchemalessError:
             self._clocks_ahead_s.pop(node.node.name, None)
+            self._walks.pop(node, None)  # it may come back with less
             self._on_sample(node.node.name, False)
             return None
         self._on_sample(node.node.name, True)

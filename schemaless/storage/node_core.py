@@ -31,13 +31,14 @@ Connection = TypeVar("Connection")
 
 SESSION = (
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE;SET NAMES utf8mb4;"
-    "SET time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', innodb_lock_wait_timeout = 1,"
-    " lock_wait_timeout = 1, wait_timeout = 60, net_read_timeout = 30, net_write_timeout = 60, completion_type = 0,"
-    " unique_checks = 1, sql_safe_updates = 0, sql_auto_is_null = 0, sql_select_limit = 18446744073709551615,"
-    " max_join_size = 18446744073709551615, sql_big_selects = 1, max_sort_length = 65536,"
-    " group_concat_max_len = 1048576"
+    "SET autocommit = 1, time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION',"
+    " innodb_lock_wait_timeout = 1, lock_wait_timeout = 1, wait_timeout = 60, net_read_timeout = 30,"
+    " net_write_timeout = 60, completion_type = 0, unique_checks = 1, sql_safe_updates = 0, sql_auto_is_null = 0,"
+    " sql_select_limit = 18446744073709551615, max_join_size = 18446744073709551615, sql_big_selects = 1,"
+    " max_sort_length = 65536, group_concat_max_len = 1048576, div_precision_increment = 4"
     " /*M! , idle_transaction_timeout = 5, idle_write_transaction_timeout = 0, idle_readonly_transaction_timeout = 0,"
-    " max_statement_time = 0 */ /*!80000 , max_execution_time = 0 */;"
+    " max_statement_time = 0, max_session_mem_used = 9223372036854775807,"
+    " tmp_disk_table_size = 18446744073709551615 */ /*!80000 , max_execution_time = 0 */;"
     "SELECT @@SESSION.max_allowed_packet"
 )
 """The first script of every connection. Its last statement tells how large a script may be.

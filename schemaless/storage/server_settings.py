@@ -18,14 +18,14 @@ from schemaless.names import Stall
 from schemaless.storage.operation import Operation, query
 from schemaless.storage.schema import FORMAT_VERSION, formats
 from schemaless.storage.sql import Name, sql
-from schemaless.storage.standstill import SHOW_REPLICATION
+from schemaless.storage.standstill import SHOW_REPLICATION, replication
 from schemaless.topology import Node, Role
 
 log = structlog.get_logger()
 
 PERIOD_S = 60.0
 FAULTY_PERIOD_S = 1.0
-"""How soon a server is asked again that has a fault: a controller, or a person, may be about to correct it."""
+"""How soon one is asked again that isn't used for a fault: a controller, or a person, may be about to correct it."""
 PACKET_BYTES_MIN = 16 << 20
 """The smallest max_allowed_packet that takes every script. It is MariaDB's default."""
 
@@ -48,12 +48,17 @@ class SettingFault(msgspec.Struct, frozen=True):
         return f"{self.name} is {self.value}, and must be {self.wanted}"
 
     @property
+    def bars(self) -> bool:
+        """Whether something isn't asked of the server because of it."""
+        return self.loses or self.hides or self.is_foreign
+
+    @property
     def stall(self) -> Stall | None:
         return Stall.FILTER if self.hides else Stall.BOUND if "packet" in self.name else None
 
 
-ServerIds = dict[str, tuple[str, str]]
-"""The cluster and the server_id of servers by name. A minion skips what its own server_id is said to have written."""
+ServerIds = dict[str, tuple[str, Role, str]]
+"""The cluster, the role and the server_id of servers by name."""
 
 
 class ServerSettings:
@@ -78,7 +83,7 @@ class ServerSettings:
         self._ids: ServerIds = {} if ids is None else ids
         self._clock = clock
         self._asked_at: float | None = None
-        self._lacks: tuple[str, int] | None = None
+        self._lacks = set[tuple[str, int]]()
 
     def appoint(self, role: Role) -> None:
         """Says which role the server has from now on. In another one it has to keep other promises.
@@ -92,7 +97,7 @@ class ServerSettings:
 
     def due(self) -> bool:
         """True if the server has to be asked before it is used."""
-        period_s = FAULTY_PERIOD_S if self.faults else PERIOD_S
+        period_s = FAULTY_PERIOD_S if any(fault.bars for fault in self.faults) else PERIOD_S
         return self._asked_at is None or self._clock() - self._asked_at >= period_s
 
     def ask(self) -> Operation[None]:
@@ -105,8 +110,9 @@ class ServerSettings:
             values = {str(name): str(value) for name, value in (yield from query(_QUESTION))}
             if role is Role.MINION:
                 values |= yield from _replication(is_mariadb=_MARIADB_ONLY in values)
-            if self._lacks is not None and (yield from shows(*self._lacks)):
-                self._lacks = None
+            for cell in sorted(self._lacks):
+                if not (yield from _lacks_still(*cell)):
+                    self._lacks.discard(cell)
             formats = yield from _formats()
             answered = True
         finally:
@@ -116,25 +122,30 @@ class ServerSettings:
         self._know(faults_of(role, values) + shared + [fault for fault in foreign if fault.value != fault.wanted])
 
     def _shared_id(self, number: str | None) -> list[SettingFault]:
+        """Returns that another server has the same id. A minion takes what its master wrote for its own then."""
         if number is None:
             return []
         own, cluster = self._node.name, self._node.cluster
-        self._ids[own] = cluster, number
-        others = sorted((of != cluster, name) for name, (of, known) in self._ids.items() if known == number)
+        self._ids[own] = cluster, self.role, number
+        others = sorted(
+            ((of, role) != (cluster, Role.MASTER), name)
+            for name, (of, role, known) in self._ids.items()
+            if known == number and name != own
+        )
         return [
-            SettingFault("server_id", number, f"another than that of {name}", hides=not is_elsewhere)
-            for is_elsewhere, name in others
-            if name != own
-        ][:1]
+            SettingFault("server_id", number, f"another than that of {name}", hides=not skips_nothing)
+            for skips_nothing, name in others[:1]
+        ]
 
     def lacks(self, error: NotWhole) -> None:
         """Records a cell that the server doesn't show, and its master does. It counts until the server shows it."""
-        self._lacks = error.database, error.added_id
+        if len(self._lacks) < _LACKS_MAX:
+            self._lacks.add((error.database, error.added_id))
         self._know([fault for fault in self.faults if fault.name != _ENTITY])
 
     def _know(self, faults: Sequence[SettingFault]) -> None:
-        if self._lacks is not None:
-            database, added_id = self._lacks
+        if self._lacks:
+            database, added_id = min(self._lacks)
             faults = [*faults, SettingFault(_ENTITY, f"without added_id {added_id} of {database}", "whole", hides=True)]
         if faults != self.faults:
             level = log.warning if faults else log.info
@@ -183,6 +194,7 @@ def faults_of(role: Role, values: Mapping[str, str]) -> list[SettingFault]:
 
 
 _ENTITY = "entity"
+_LACKS_MAX = 8
 _SOURCE = "replication source"
 _MARIADB_ONLY = "gtid_domain_id"
 _FILTERS = (
@@ -194,7 +206,8 @@ _FILTERS = (
     "replicate_wild_ignore_table",
 )
 _FILTER_COLUMNS = {**dict(enumerate(_FILTERS, 12)), 38: "replicate_ignore_server_ids"}
-_FILTER_COLUMNS_MARIADB = _FILTER_COLUMNS | {44: "replicate_do_domain_ids", 45: "replicate_ignore_domain_ids"}
+_FILTERS_MARIADB = {44: "replicate_do_domain_ids", 45: "replicate_ignore_domain_ids"}
+_FILTERS_MYSQL = {54: "replicate_rewrite_db"}
 """Of SHOW REPLICA STATUS."""
 _PACKETS = ("max_allowed_packet", "slave_max_allowed_packet", "replica_max_allowed_packet")
 _WANTED = (
@@ -210,7 +223,7 @@ _WANTED = (
     *(_Wanted(f"{prefix}_skip_errors", "OFF", Role.MINION, hides=True) for prefix in ("slave", "replica")),
     *(
         _Wanted(name, "", Role.MINION, hides=True)
-        for name in (*_FILTER_COLUMNS_MARIADB.values(), "replicate_rewrite_db")
+        for name in (*_FILTER_COLUMNS.values(), *_FILTERS_MARIADB.values(), *_FILTERS_MYSQL.values())
     ),
     _Wanted(_SOURCE, "a master", Role.MINION, hides=True),
 )
@@ -221,13 +234,12 @@ _QUESTION = "SHOW GLOBAL VARIABLES WHERE Variable_name IN (" + ", ".join(f"'{nam
 
 def _replication(*, is_mariadb: bool) -> Operation[dict[str, str]]:
     """Returns the filters of a minion's replication, and whether it replicates at all. MySQL has filters in no
-    variable, and MariaDB shows those of one source.
+    variable, and MariaDB those of one source.
     """
-    try:
-        rows = yield from query(SHOW_REPLICATION)
-    except NodeRefuses:
+    rows = yield from replication()
+    if rows is None:
         return {SHOW_REPLICATION: "refused"}
-    columns = _FILTER_COLUMNS_MARIADB if is_mariadb else _FILTER_COLUMNS
+    columns = _FILTER_COLUMNS | (_FILTERS_MARIADB if is_mariadb else _FILTERS_MYSQL)
     found = {} if rows else {_SOURCE: "nobody"}
     for row in rows:  # one for each source
         found |= {name: str(row[column]) for column, name in columns.items() if len(row) > column and row[column]}
@@ -239,6 +251,16 @@ def _formats() -> Operation[list[int]]:
         return (yield from formats())
     except NodeRefuses:  # its tables are being made
         return []
+
+
+def _lacks_still(database: str, added_id: int) -> Operation[bool]:
+    """Returns whether a cell isn't there, although the shard lives here and its head is as high."""
+    name, _, shard = database.rpartition("_")
+    heads = yield from query(
+        sql("SELECT 1 FROM schemaless.shard_head WHERE datastore = %s AND shard = %s", name, int(shard))
+        + f" AND moved_to IS NULL AND head >= {added_id}"
+    )
+    return bool(heads) and not (yield from shows(database, added_id))
 
 
 def shows(database: str, added_id: int) -> Operation[bool]:

@@ -263,22 +263,25 @@ def hole(database: str, added_id: int) -> NotWhole:
     return NotWhole(f"{database}.entity lacks added_id {added_id}, although the head is beyond it", database, added_id)
 
 
-def _hole(database: str, after: int, until: int) -> Operation[NotWhole | None]:
-    """Returns the first cell behind one added_id, up to another, that isn't there."""
+def _hole(database: str, after: int, until: int, without: Collection[int] = ()) -> Operation[NotWhole | None]:
+    """Returns the first cell behind one added_id, up to another, that isn't there, apart from those in `without`."""
     table = sql("FROM %s.entity WHERE added_id > %s AND added_id <= %s", Name(database), after, until)
     ((count,),) = yield from query(f"SELECT COUNT(*) {table}")
     if count == until - after:
         return None
     found = {added_id for (added_id,) in (yield from query(f"SELECT added_id {table}"))}
-    return hole(database, next(added_id for added_id in range(after + 1, until + 1) if added_id not in found))
+    missing = (added_id for added_id in range(after + 1, until + 1) if added_id not in found)
+    return next((hole(database, added_id) for added_id in missing if added_id not in without), None)
 
 
 class _Proven(msgspec.Struct):
-    """The added_ids of a shard above `low`, up to `high`, are all there."""
+    """The added_ids of a shard above `low`, up to `high`, are there, but for those that are `lost` everywhere."""
 
+    database: str
     generation: int
     low: int
     high: int
+    lost: set[int]
 
 
 class DensityWalk:
@@ -293,55 +296,70 @@ class DensityWalk:
     def __init__(self) -> None:
         self._proven: dict[tuple[str, int], _Proven] = {}
         self._after = _FIRST_HEAD
+        self._cells = CELLS_AT_ONCE
         self._has_proven = False  # anything in this round
+        self._failures = 0  # in this round
 
     def look(self) -> Operation[tuple[list[NotWhole], bool]]:
-        """Returns holes of the next shards, at most two of each, and whether another look may find more."""
+        """Returns holes of the next shards, at most two of each, and whether another look may find more.
+
+        After one that raised the next look has half as many shards and cells, and begins behind it: what holds up one
+        shard, such as a lock, isn't in the way of the others. After a round in which none raised it has twice as many.
+        """
+        cells, heads = self._cells, max(1, HEADS_AT_ONCE * self._cells // CELLS_AT_ONCE)
+        self._cells, self._failures = max(1, cells // 2) if heads > 1 else cells, self._failures + 1
         rows = yield from query(
             sql(
-                "SELECT datastore, shard, generation, head FROM schemaless.shard_head"
+                "SELECT datastore, shard, generation, head, moved_to FROM schemaless.shard_head"
                 " WHERE (datastore, shard) > (%s, %s)",
                 *self._after,
             )
-            + f" AND moved_to IS NULL ORDER BY datastore, shard LIMIT {HEADS_AT_ONCE}"
+            + f" ORDER BY datastore, shard LIMIT {heads}"
         )
-        share = max(1, CELLS_AT_ONCE // max(1, len(rows)))
-        parts: list[tuple[_Proven, str, int, int]] = []
-        for name, shard, generation, head in rows:
-            known = self._proven.get((name, shard))
-            if known is None or known.generation != generation or known.high > head:
-                known = self._proven[name, shard] = _Proven(generation, head, head)
-            parts += [
-                (known, shard_database(name, shard), after, until)
-                for after, until in (
-                    (known.high, min(head, known.high + share)),
-                    (max(0, known.low - share), known.low),
-                )
-                if until > after
-            ]
-        is_last = len(rows) < HEADS_AT_ONCE
+        is_last = len(rows) < heads
         self._after = _FIRST_HEAD if is_last else (rows[-1][0], rows[-1][1])
+        share = max(1, cells // max(1, len(rows)))
+        parts: list[tuple[_Proven, int, int]] = []
+        for name, shard, generation, head, moved_to in rows:
+            known = self._proven.get((name, shard))
+            if moved_to is not None:
+                self._proven.pop((name, shard), None)
+                continue
+            if known is None or known.generation != generation or known.high > head:
+                known = _Proven(shard_database(name, shard), generation, head, head, set())
+                self._proven[name, shard] = known
+            ranges = (known.high, min(head, known.high + share)), (max(0, known.low - share), known.low)
+            parts += [(known, after, until) for after, until in ranges if until > after]
         holes = (yield from self._prove(parts)) if parts else []
+        self._cells, self._failures = cells, self._failures - 1
         self._has_proven |= len(holes) < len(parts)
         goes_on = self._has_proven or not is_last
-        self._has_proven &= not is_last
+        if is_last:
+            self._cells = cells if self._failures else min(CELLS_AT_ONCE, 2 * cells)
+            self._has_proven, self._failures = False, 0
         return holes, goes_on
 
-    def _prove(self, parts: Sequence[tuple[_Proven, str, int, int]]) -> Operation[list[NotWhole]]:
+    def pass_over(self, found: NotWhole) -> None:
+        """Takes a hole for no fault of this server: its master has it as well."""
+        for known in self._proven.values():
+            if known.database == found.database:
+                known.lost.add(found.added_id)
+
+    def _prove(self, parts: Sequence[tuple[_Proven, int, int]]) -> Operation[list[NotWhole]]:
         select = "SELECT COUNT(*) FROM %s.entity WHERE added_id > %s AND added_id <= %s"
-        selects = [sql(select, Name(database), after, until) for _, database, after, until in parts]
+        selects = [sql(select, Name(known.database), after, until) for known, after, until in parts]
         try:
             counts = [count for (count,) in (yield from query(" UNION ALL ".join(selects)))]
         except TableMissing:
             counts = [-1] * len(parts)  # one of them: each is asked by itself
         holes: list[NotWhole] = []
-        for (known, database, after, until), count in zip(parts, counts, strict=True):
+        for (known, after, until), count in zip(parts, counts, strict=True):
             found = None
             if count != until - after:
                 try:
-                    found = yield from _hole(database, after, until)
+                    found = yield from _hole(known.database, after, until, known.lost)
                 except TableMissing:
-                    found = hole(database, after + 1)
+                    found = hole(known.database, after + 1)
             if found is not None:
                 holes.append(found)
             elif until == known.low:

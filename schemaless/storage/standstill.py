@@ -38,6 +38,8 @@ def stall_after(error: Exception) -> Stall:
 
 
 SHOW_REPLICATION = "SHOW REPLICA STATUS"
+_REPLICATION_OF_ALL: Script = "/*!80000 SHOW REPLICA STATUS */ /*M! SHOW ALL REPLICAS STATUS */"
+"""MariaDB shows one source otherwise. Here its rows have two more columns before the others."""
 _IO_STATE, _IO_RUNS, _APPLIER_RUNS, _LAST_ERROR, _LAST_IO_ERROR = 0, 10, 11, 19, 35
 """Columns of SHOW REPLICA STATUS, on both kinds of server."""
 _DELAYS = 42, 47
@@ -46,10 +48,10 @@ _DELAYS = 42, 47
 
 def of_server(role: Role) -> Operation[Standstill | None]:
     """Returns why a server doesn't continue, None if nothing is known to hold it."""
-    replication = (yield from _if_allowed(SHOW_REPLICATION)) if role is Role.MINION else None
-    if replication is not None and not replication:
-        return Standstill(Stall.REFUSED, "it replicates from nobody: let it follow its master, or make it anew")
-    for row in replication or ():
+    sources = (yield from replication()) if role is Role.MINION else None
+    if sources is not None and not sources:
+        return Standstill(Stall.REFUSED, "it replicates from nobody")
+    for row in sources or ():
         if row[_APPLIER_RUNS] != "Yes":
             return Standstill(Stall.BLOCKED, f"replication stands: {row[_LAST_ERROR] or 'its applier was stopped'}")
         if row[_IO_RUNS] != "Yes":
@@ -78,6 +80,13 @@ def lock_holder() -> Operation[str]:
     for connection, user, host, seconds in rows or ():
         return f"Connection {connection} of {user} at {host} has an open transaction and is idle for {int(seconds)} s"
     return "No transaction is idle: SHOW FULL PROCESSLIST has the session that locks tables"
+
+
+def replication() -> Operation[Sequence[Row] | None]:
+    """Returns a row of SHOW REPLICA STATUS for each source, None without the right."""
+    rows = yield from _if_allowed(_REPLICATION_OF_ALL)
+    is_mariadb = rows and isinstance(rows[0][_IO_RUNS], int)  # a position, where MySQL has a word
+    return [row[2:] for row in rows] if rows and is_mariadb else rows
 
 
 def _if_allowed(script: Script) -> Operation[Sequence[Row] | None]:

@@ -17,6 +17,7 @@ from schemaless.topology import Role
 from tests.integration.api.api_harness import api_process, assert_problem, row_in
 from tests.log_harness import new_cell, replication_stopped, run_sql
 from tests.seed import seeded
+from tests.waiting import async_until
 
 pytestmark = pytest.mark.storage
 
@@ -148,8 +149,12 @@ async def test_a_minion_that_is_late_on_purpose_says_so(async_server, admin, top
     delay = "CHANGE MASTER TO MASTER_DELAY" if "MariaDB" in version else "CHANGE REPLICATION SOURCE TO SOURCE_DELAY"
     try:
         run_sql(by_hand, f"STOP REPLICA; {delay} = 3600; START REPLICA")
-        found = await node.run(of_server, Role.MINION, traffic=Traffic.PROBE)
-        assert found.why == "replication waits on purpose: SQL_Delay is 3600 s"
+
+        async def is_late():
+            found = await node.run(of_server, Role.MINION, traffic=Traffic.PROBE)
+            return found is not None and found.why == "replication waits on purpose: SQL_Delay is 3600 s"
+
+        await async_until(is_late)
     finally:
         run_sql(by_hand, f"STOP REPLICA; {delay} = 0; START REPLICA")
     found = await node.run(of_server, Role.MINION, traffic=Traffic.PROBE)

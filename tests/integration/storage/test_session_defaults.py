@@ -1,11 +1,12 @@
 """What an administrator may set for all sessions changes nothing of ours (B6)."""
 
-from contextlib import contextmanager
+import uuid
+from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 
 from schemaless.storage.operation import query
-from schemaless.storage.pymysql_driver import SyncNode
+from schemaless.storage.pymysql_driver import SyncNode, connect
 from tests.integration.api.api_harness import api_process, row_in
 from tests.log_harness import run_sql
 
@@ -18,11 +19,13 @@ DEFAULTS = {
     "idle_readonly_transaction_timeout": 1,
     "idle_transaction_timeout": 1,
     "idle_write_transaction_timeout": 1,
-    "init_connect": "'SET NAMES latin1'",
+    "div_precision_increment": 0,
+    "init_connect": "'SET NAMES latin1, autocommit = 0'",
     "innodb_lock_wait_timeout": 1000,
     "lock_wait_timeout": 1000,
     "max_execution_time": 500,
     "max_join_size": 1,
+    "max_session_mem_used": 1 << 20,
     "max_sort_length": 8,
     "max_statement_time": 0.5,
     "net_read_timeout": 1,
@@ -33,6 +36,7 @@ DEFAULTS = {
     "sql_safe_updates": "ON",
     "sql_select_limit": 1,
     "time_zone": "'+05:00'",
+    "tmp_disk_table_size": 1 << 20,
     "transaction_isolation": "'SERIALIZABLE'",
     "transaction_read_only": "ON",
     "tx_isolation": "'SERIALIZABLE'",
@@ -47,15 +51,13 @@ CHARACTERS = "character_set_client", "character_set_connection", "character_set_
 def defaults_changed(node):
     """Sets all that this kind of server has."""
     before = dict(node.run(query, "SHOW GLOBAL VARIABLES"))
-    changes = {name: str(value) for name, value in DEFAULTS.items() if name in before}
-    try:
-        for name, value in changes.items():
-            run_sql(node, f"SET GLOBAL {name} = {value}")
-        yield
-    finally:
-        for name in changes:
+    with ExitStack() as changes:
+        for name in DEFAULTS.keys() & before.keys():
             is_number = before[name].replace(".", "").isdigit()
-            run_sql(node, f"SET GLOBAL {name} = " + (before[name] if is_number else f"'{before[name]}'"))
+            value = before[name] if is_number else f"'{before[name]}'"
+            changes.callback(run_sql, node, f"SET GLOBAL {name} = {value}")
+            run_sql(node, f"SET GLOBAL {name} = {DEFAULTS[name]}")
+        yield
 
 
 def session_of(rows):
@@ -74,6 +76,29 @@ async def test_sessions_are_the_same_whatever_the_server_s_defaults_are(async_se
             assert session_of(sync.run(query, show)) == usual
     finally:
         sync.close()
+
+
+def test_a_copy_in_a_buffer_is_committed_whatever_the_server_s_defaults_are(running, make_datastore, admin):
+    """It is one INSERT, and another session sees it as soon as it is acknowledged."""
+    datastore = make_datastore(placement=("a",))
+    secondary = admin.master("b")
+    with defaults_changed(secondary), api_process(running.path) as api, held_head(admin.master("a"), datastore):
+        call = api.at(datastore)
+        for n in range(3):
+            row = row_in(datastore, 0)
+            assert call.put(row, 1, {"n": n}).status_code == 202
+            key = uuid.UUID(row).hex
+            assert secondary.run(query, f"SELECT COUNT(*) FROM schemaless.buffer WHERE row_key = x'{key}'") == ((1,),)
+
+
+@contextmanager
+def held_head(master, datastore):
+    """Somebody's transaction has the head of shard 0, so its puts are only buffered."""
+    with closing(connect(master.node, 1.0, 60.0)) as connection, connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute(f"SELECT * FROM schemaless.shard_head WHERE datastore = '{datastore.name}' FOR UPDATE")
+        yield
+        connection.rollback()
 
 
 def test_puts_keep_both_copies_whatever_the_server_s_defaults_are(running, make_datastore, admin):

@@ -1,11 +1,13 @@
 """What a walk over a server's logs finds, and what it costs (I3)."""
 
 import re
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemaless.errors import LockTimeout
 from schemaless.storage import shard_log
 from schemaless.storage.operation import Result
 from schemaless.storage.shard_log import DensityWalk
@@ -18,6 +20,7 @@ class Server:
 
     def __init__(self, heads, missing=()):
         self.heads, self.missing = list(heads), set(missing)
+        self.moved, self.locked = set(), set()
         self.counted = []
 
     def look(self, walk):
@@ -40,11 +43,14 @@ class Server:
 
     def _answer(self, script):
         if "schemaless.shard_head" in script:
-            after = int(re.search(r", (-?\d+)\) AND moved_to", script)[1])
+            after = int(re.search(r", (-?\d+)\) ORDER BY", script)[1])
             limit = int(script.rpartition("LIMIT ")[2])
-            return [("trips", n, 1, head) for n, head in enumerate(self.heads) if n > after][:limit]
+            away = {n: "b" for n in self.moved}
+            return [("trips", n, 1, head, away.get(n)) for n, head in enumerate(self.heads) if n > after][:limit]
         rows = []
         for _, shard, low, high in DATABASE.findall(script):
+            if int(shard) in self.locked:
+                raise LockTimeout("somebody holds it")
             there = [n for n in range(int(low) + 1, int(high) + 1) if (int(shard), n) not in self.missing]
             rows += [(n,) for n in there] if "COUNT" not in script else [(len(there),)]
             self.counted[-1] += int(high) - int(low)
@@ -90,3 +96,37 @@ def test_a_shard_that_was_restored_is_looked_at_again():
     assert server.walk(walk) == []
     server.heads, server.missing = [40], {(0, 3)}
     assert server.walk(walk) == [(0, 3)]
+
+
+def test_a_shard_that_came_back_is_looked_at_again():
+    """Its table was dropped and copied anew meanwhile."""
+    server, walk = Server([50, 50]), DensityWalk()
+    assert server.walk(walk) == []
+    server.moved = {0}
+    assert server.walk(walk) == []
+    server.moved, server.missing = set(), {(0, 3)}
+    assert server.walk(walk) == [(0, 3)]
+
+
+def test_a_hole_of_the_master_s_hides_no_other():
+    """It is passed over. Where it is filled, nothing else is taken for a hole."""
+    server, walk = Server([50]), DensityWalk()
+    assert server.walk(walk) == []
+    server.heads, server.missing = [90], {(0, 60), (0, 70)}
+    assert server.walk(walk) == [(0, 60)]
+    walk.pass_over(shard_log.hole("trips_0000", 60))
+    assert server.walk(walk) == [(0, 70)]
+    server.missing.clear()
+    server.heads = [100]
+    assert server.walk(walk) == []
+
+
+def test_a_locked_shard_holds_up_no_other():
+    """However long. Looks get smaller until they leave it out."""
+    server, walk = Server([50] * 9), DensityWalk()
+    server.locked, server.missing = {4}, {(shard, 7) for shard in range(9)}
+    found = set()
+    for _ in range(300):
+        with suppress(LockTimeout):
+            found |= {hole.database for hole in server.look(walk)[0]}
+    assert found == {f"trips_000{shard}" for shard in range(9) if shard != 4}

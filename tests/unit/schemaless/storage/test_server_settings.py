@@ -39,6 +39,14 @@ def answer(settings, values, *more):
     end(asking, list(values.items()), *more, FORMAT)
 
 
+def replication_row(columns=(), *, is_mariadb=False):
+    """Both kinds have the same columns to begin with. MariaDB tells of all sources with two more before them."""
+    row = ["", *[""] * 7, 4711 if is_mariadb else "", *[""] * 51]
+    for column, value in dict(columns).items():
+        row[column] = value
+    return ("", "", *row) if is_mariadb else tuple(row)
+
+
 def end(asking, *answers):
     for rows in answers[:-1]:
         asking.send([Result(rows)])
@@ -98,24 +106,22 @@ def test_a_minion_that_may_lack_cells_is_not_read(change):
     assert faults_of(Role.MASTER, GOOD | change) == []
 
 
-@pytest.mark.parametrize("ignored", [38, 44, 45])
+@pytest.mark.parametrize(("column", "of"), [(38, {True, False}), (44, {True}), (45, {True}), (54, {False})], ids=str)
 @pytest.mark.parametrize("is_mariadb", [True, False])
-def test_a_filter_by_server_or_domain_counts(ignored, is_mariadb):
-    """MySQL shows other things in the columns of MariaDB's domains, such as how often a connection is tried."""
+def test_a_filter_that_is_no_variable_counts(column, of, is_mariadb):
+    """By server, by domain, and of names. In these columns the other kind of server has something else."""
     settings = ServerSettings(NODE, Role.MINION)
     asking = settings.ask()
     next(asking)
-    row = [""] * 60
-    row[ignored] = "3"
     values = GOOD | ({"gtid_domain_id": "0"} if is_mariadb else {})
-    end(asking, list(values.items()), [tuple(row)], FORMAT)
-    assert [fault.hides for fault in settings.faults] == ([True] if is_mariadb or ignored == 38 else [])
+    end(asking, list(values.items()), [replication_row({column: "3"}, is_mariadb=is_mariadb)], FORMAT)
+    assert [fault.hides for fault in settings.faults] == [True] * (is_mariadb in of)
 
 
 def test_a_minion_that_replicates_from_nobody_is_not_read():
     """It shows what it had, and what somebody wrote there since."""
     settings = ServerSettings(NODE, Role.MINION)
-    for rows, is_refused in (((), True), ([("",) * 60], False)):
+    for rows, is_refused in (((), True), ([replication_row()], False)):
         asking = settings.ask()
         next(asking)
         end(asking, list(GOOD.items()), rows, FORMAT)
@@ -123,21 +129,25 @@ def test_a_minion_that_replicates_from_nobody_is_not_read():
             settings.require_usable(writes=False)
 
 
-def test_servers_with_one_server_id_are_named_and_such_a_minion_is_not_read():
-    """B11: a minion takes what its master wrote for its own, and skips it. A server of another cluster harms nobody."""
+def test_servers_with_one_server_id_are_named_and_a_minion_with_its_master_s_is_not_read():
+    """B11: it takes what its master wrote for its own. Two minions only disturb each other, and two clusters nobody."""
     ids = {}
-    master, minion = ServerSettings(NODE, ids=ids), ServerSettings(replace(NODE, name="a2"), Role.MINION, ids=ids)
-    elsewhere = ServerSettings(replace(NODE, name="b1", cluster="b"), ids=ids)
-    for settings in (master, elsewhere, minion):
-        answer(settings, GOOD | {"server_id": "11"}, *[[("",) * 60]] * (settings is minion))
-    assert [str(fault) for fault in minion.faults] == ["server_id is 11, and must be another than that of a1"]
-    assert [(fault.name, fault.hides) for fault in elsewhere.faults] == [("server_id", False)]
+    master, elsewhere = ServerSettings(NODE, ids=ids), ServerSettings(replace(NODE, name="b1", cluster="b"), ids=ids)
+    minion, other = (ServerSettings(replace(NODE, name=name), Role.MINION, ids=ids) for name in ("a2", "a3"))
+
+    def give(settings, number):
+        answer(settings, GOOD | {"server_id": number}, *[[replication_row()]] * (settings in (minion, other)))
+        return [(str(fault), fault.hides) for fault in settings.faults]
+
+    assert (give(master, "11"), give(other, "13")) == ([], [])
+    assert give(elsewhere, "11") == [("server_id is 11, and must be another than that of a1", False)]
+    assert give(minion, "11") == [("server_id is 11, and must be another than that of a1", True)]
+    assert give(master, "11") == [("server_id is 11, and must be another than that of a2", False)]
     with pytest.raises(NotWhole, match="a2 may lack cells: server_id is 11"):
         minion.require_usable(writes=False)
-    answer(minion, GOOD | {"server_id": "12"}, [("",) * 60])
-    answer(elsewhere, GOOD | {"server_id": "21"})
-    assert minion.faults == elsewhere.faults == []
+    assert give(minion, "13") == [("server_id is 13, and must be another than that of a3", False)]
     minion.require_usable(writes=False)
+    assert (give(minion, "12"), give(elsewhere, "21"), give(other, "13")) == ([], [], [])
 
 
 def test_a_cell_that_a_server_lacks_counts_until_it_is_there():
@@ -148,15 +158,36 @@ def test_a_cell_that_a_server_lacks_counts_until_it_is_there():
         (fault,) = settings.faults
         assert str(fault) == "entity is without added_id 7 of trips_0003, and must be whole"
     master.require_usable(writes=False)
-    for rows in ((), [(1,)]):
+    for head, cell in (([(1,)], []), ([(1,)], [(1,)])):
         with pytest.raises(NotWhole, match=r"a1 may lack cells: entity is without added_id 7"):
             minion.require_usable(writes=False)
-        asking = minion.ask()
-        next(asking)
-        asking.send([Result(list(GOOD.items()))])
-        assert "added_id = 7" in asking.send([Result([("",) * 60])])
-        end(asking, rows, FORMAT)
+        ask_of_cells(minion, head, cell)
     minion.require_usable(writes=False)
+
+
+def test_a_cell_that_no_head_promises_any_more_isn_t_lacking():
+    """Its shard moved away, or was restored: the server could never show it."""
+    minion = ServerSettings(NODE, Role.MINION)
+    minion.lacks(shard_log.hole("trips_0003", 7))
+    ask_of_cells(minion, [])
+    minion.require_usable(writes=False)
+
+
+def test_each_cell_that_a_server_lacks_counts():
+    """They are filled one after the other."""
+    minion = ServerSettings(NODE, Role.MINION)
+    for added_id in (7, 8):
+        minion.lacks(shard_log.hole("trips_0003", added_id))
+    ask_of_cells(minion, [(1,)], [(1,)], [(1,)], [])
+    with pytest.raises(NotWhole, match="without added_id 8"):
+        minion.require_usable(writes=False)
+
+
+def ask_of_cells(settings, *answers):
+    """Lets a minion answer, for each cell that it lacked whether its head is as high, and whether it has it."""
+    asking = settings.ask()
+    next(asking)
+    end(asking, list(GOOD.items()), [replication_row()], *answers, FORMAT)
 
 
 def test_a_server_is_asked_when_it_is_first_used_and_every_minute():
