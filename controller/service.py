@@ -113,7 +113,10 @@ class Watched:
 
     @property
     def silent_s(self) -> float:
-        """How long it has said nothing. Time in which nobody looked says nothing of it, such as a stop of ourselves."""
+        """How long it has said nothing, or refused us: a silence after refusals begins anew, because until then it ran.
+
+        Time in which nobody looked says nothing of it, such as a stop of ourselves.
+        """
         return time.monotonic() - self._failed_since if self._failures > 1 else 0.0
 
     def look(self) -> None:
@@ -127,7 +130,8 @@ class Watched:
             except SchemalessError as error:
                 refusal = str(error) if isinstance(error, AccountRefused) else ""
                 self._found = None
-                self._failed_since = asked_at if self._failures == 0 else self._failed_since
+                if self._failures == 0 or (self.refusal and not refusal):
+                    self._failed_since, self._failures = asked_at, 0
                 self._failures += 1
                 self._drop()
             self.was_asked, self.refusal = True, refusal

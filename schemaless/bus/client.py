@@ -164,6 +164,12 @@ def _take_account(client: Any, account: KafkaAccount) -> None:
         client.set_sasl_credentials(account.user, account.password)
 
 
+def refuses_account(error: SchemalessError) -> bool:
+    """Whether an error is about the account itself, not about a right. A client that lives takes up another one."""
+    cause = error.__cause__
+    return isinstance(cause, KafkaException) and REFUSALS.get(cause.args[0].code()) == WRONG_PASSWORD
+
+
 class AccountsHeard:
     """What brokers said last of the account of a client, whose `error_cb` is `note`.
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import structlog
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
-from schemaless.bus.client import AccountsHeard, open_client, translated
+from schemaless.bus.client import AccountsHeard, open_client, refuses_account, translated
 from schemaless.bus.reader import Span, partitions_of, record_of
 from schemaless.bus.transport import Receiver, refused
 from schemaless.errors import BusUnavailable, Misconfigured, SchemalessError
@@ -133,14 +133,22 @@ class PlainTransport:
                 if not self._owned and polled_at - self._looked_at >= _LOOK_PAUSE_S:
                     self._looked_at = polled_at
                     self._kafka_answers = self._reader.kafka_answers()
-            except BusUnavailable as error:  # librdkafka connects again by itself
-                log.warning("Kafka is unreachable", group=self._group, why=str(error))
-                self._sleep(_RETRY_PAUSE_S)
-            except Misconfigured as error:
-                cause = error.__cause__
-                if isinstance(cause, KafkaException) and cause.args[0].code() == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
-                    raise refused(self._group, error) from error
-                raise
+            except (BusUnavailable, Misconfigured) as error:
+                self._wait_after(error)
+
+    def _wait_after(self, error: SchemalessError) -> None:
+        """Waits after what passes while we read on: librdkafka connects again by itself, also with another account.
+
+        Raises what doesn't pass.
+        """
+        cause = error.__cause__
+        if isinstance(error, BusUnavailable) or refuses_account(error):
+            log.warning("Kafka is unreachable", group=self._group, why=str(error))
+            self._sleep(_RETRY_PAUSE_S)
+        elif isinstance(cause, KafkaException) and cause.args[0].code() == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
+            raise refused(self._group, error) from error
+        else:
+            raise error
 
     def _confirm(self) -> None:
         """Answers `confirm`. This thread does it: calls of another one starve while this one polls (2.16.1)."""

@@ -74,11 +74,13 @@ class KafkaAddress(str):
 
 
 def access_of(bootstrap: str) -> KafkaAccess:
-    """Returns how an address lets us in. Raises Misconfigured for an account file that can't be used."""
+    """Returns how an address lets us in. Raises Misconfigured for an account file that can't be used, unless clients of
+    this process live that have its account.
+    """
     if isinstance(bootstrap, KafkaAddress):
         return bootstrap.access
     settings = KafkaSettings()
-    account = None if settings.account is None else read_account(settings.account)
+    account = None if settings.account is None else _account_file(settings.account).present()
     return KafkaAccess(account, None if settings.ca is None else Tls(str(settings.ca)), settings.account)
 
 
@@ -113,7 +115,18 @@ class KafkaAccountFile:
         self._account: KafkaAccount | None = None  # which all clients have
         self._clients = WeakKeyDictionary[object, Take]()
         self._is_watched = False
+        self._unusable = ""
         self._lock = threading.Lock()
+
+    def present(self) -> KafkaAccount:
+        """Returns the account of the file, or of living clients where it can't be used now. Raises Misconfigured."""
+        try:
+            return read_account(self._file)
+        except Misconfigured:
+            with self._lock:
+                if self._account is None or not self._clients:
+                    raise
+                return self._account
 
     def keep(self, client: object, account: KafkaAccount, take: Take) -> None:
         with self._lock:
@@ -134,8 +147,11 @@ class KafkaAccountFile:
         try:
             account = read_account(self._file)
         except Misconfigured as error:
-            log.error("the replaced account of Kafka can't be used", why=str(error))
+            if str(error) != self._unusable:
+                self._unusable = str(error)
+                log.error("the replaced account of Kafka can't be used", why=self._unusable)
             return
+        self._unusable = ""
         with self._lock:
             before, self._seen, self._account = self._account, seen, account
             clients = list(self._clients.items())

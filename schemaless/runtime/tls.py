@@ -54,6 +54,7 @@ class ServedCertificate:
     def __init__(self, certificate: Path, key: Path | None) -> None:
         self._certificate, self._key = certificate, key
         self._files = [file for file in (certificate, key) if file is not None]
+        self._said: dict[str, str] = {}
         self._load()
         self.context = self._newest
         self.context.sni_callback = self._show_newest  # called for each handshake, also for one that names no server
@@ -70,9 +71,15 @@ class ServedCertificate:
                 self._load()
                 log.info("the replaced certificate is served", certificate=str(self._certificate), ends=self._ends)
             except Misconfigured as error:
-                log.error("the replaced certificate can't be used, the old one is served", why=str(error))
+                self._say("the replaced certificate can't be used, the old one is served", str(error))
         if self.ends_at < time.time():
-            log.error("the certificate has expired, clients refuse it", file=str(self._certificate), ended=self._ends)
+            self._say("the certificate has expired, clients refuse it", f"{self._certificate} ended at {self._ends}")
+
+    def _say(self, what: str, why: str) -> None:
+        """Logs what is wrong once for each reason."""
+        if self._said.get(what) != why:
+            self._said[what] = why
+            log.error(what, why=why)
 
     def _load(self) -> None:
         """Makes a new context. In the old one a certificate of another kind of key would stay beside the new one."""

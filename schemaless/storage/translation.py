@@ -61,6 +61,7 @@ _ACCOUNT = {
     1130,  # not from this host
     1251, 1524,  # it has another way to log in than we know
     3118, 4151,  # it is locked (MySQL, MariaDB)
+    3955, 4150,  # too many wrong passwords (MySQL, MariaDB)
     *_EXPIRED,
 }  # fmt: skip
 """Refusals of an account, where a connection is made. In a statement 1045 is about a right."""

@@ -279,6 +279,21 @@ async def test_only_a_refusal_of_the_group_names_the_other_transport(transport, 
     assert ("the same transport" in str(raised.value)) == is_refused
 
 
+@pytest.mark.parametrize("code", [KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED])
+async def test_a_refused_account_ends_no_process_that_runs(transport, reader, receiver, code, monkeypatch):
+    """One broker of several may refuse it, and its client takes up the account of the file once it is replaced."""
+    monkeypatch.setattr(plain_transport, "_RETRY_PAUSE_S", 0.0)
+
+    def fail():
+        with translated("reading"):
+            raise KafkaException(KafkaError(code))
+
+    async with running(transport):
+        await reader.in_poll(fail)
+        await reader.assign(0)
+        await receiver.until(("assigned", [0], []))
+
+
 async def test_a_receiver_that_is_misconfigured_says_why_itself(transport, reader, receiver):
     async def fail(partitions, kept=()):
         raise Misconfigured("there is no table")

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from schemaless.errors import BusRefuses, BusUnavailable
+from schemaless.errors import BusRefuses, BusUnavailable, Misconfigured
 from schemaless.runtime import kafka_access
 from schemaless.runtime.kafka_access import (
     KafkaAccess,
@@ -160,13 +160,22 @@ def test_a_file_that_cant_be_used_leaves_the_account_in_use_until_it_can(file, t
         write_private_text(file, text)
     with capture_logs() as lines:
         kept.look()
+        kept.look()
     assert [(line["log_level"], line["event"]) for line in lines] == [
         ("error", "the replaced account of Kafka can't be used")
     ]
     assert client.taken == []
+    assert kept.present() == account("old")  # which a client that is made now gets
     write_private_text(file, msgspec.json.encode(account("new")).decode())
     kept.look()
     assert client.taken == ["new"]
+
+
+def test_a_file_that_cant_be_used_is_refused_while_no_client_lives(file):
+    """What somebody starts now says so at once."""
+    file.unlink()
+    with pytest.raises(Misconfigured, match="there is no"):
+        KafkaAccountFile(file).present()
 
 
 @pytest.mark.usefixtures("unwatched")

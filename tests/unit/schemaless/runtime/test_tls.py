@@ -99,14 +99,15 @@ def test_what_can_not_be_used_leaves_the_old_certificate_in_service(served, cert
     assert shown(served, certificates.tls.ca) == serial_of(certificates) != before
 
 
-def test_an_expired_certificate_is_said(certificates):
+def test_an_expired_certificate_is_said_once(certificates):
     certificates.issue(for_s=-60)
     served = ServedCertificate(certificates.certificate, certificates.key)
     with structlog.testing.capture_logs() as lines:
         served.step()
+        served.step()
     (line,) = lines
     assert line["event"] == "the certificate has expired, clients refuse it"
-    assert line["file"] == str(certificates.certificate)
+    assert line["why"].startswith(f"{certificates.certificate} ended at ")
     assert served.ends_at < time.time()
 
 

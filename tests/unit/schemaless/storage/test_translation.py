@@ -62,7 +62,7 @@ def test_a_server_that_lets_nobody_in_is_unreachable(number):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("number", [1045, 1130, 1251, 1524, 1698, 3118, 4151])
+@pytest.mark.parametrize("number", [1045, 1130, 1251, 1524, 1698, 3118, 3955, 4150, 4151])
 def test_a_refused_account_is_named_and_tried_once(kind, number):
     """No breaker, no server and no data is at fault. It is counted by number, and never shown with its password."""
     before = refusals.counts["b1", number]
