@@ -50,7 +50,7 @@ PACKAGES: dict[str, Budget] = {
     "api/routes": (3017, 1670, ROTATED),
     "api/triggers": (623, 402, ERASURES),
     "api/ui": (185, 130, WATCHED),
-    "api/write": (1425, 861, ROTATED),
+    "api/write": (1426, 862, ROTATED),
     "bench": (5055, 3264, PROMOTION),
     "cleaner": (885, 607, ERASURES),
     "consumers": (7, 5),
