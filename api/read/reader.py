@@ -170,6 +170,10 @@ class Reader:
         if moved:
             raise ShardsMoved(f"{node.node.name} is closed for shards {sorted(moved)[:5]}, which move", moved)
 
+    def is_refused(self, cluster: str) -> bool:
+        """Returns whether the master refuses our account, as far as it was asked last."""
+        return self._storage.master(cluster).refused is not None
+
     def minions(self, cluster: str) -> frozenset[str]:
         """Returns the names of a cluster's minions."""
         return frozenset(minion.node.name for minion in self._storage.minions(cluster))
