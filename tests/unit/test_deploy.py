@@ -188,6 +188,26 @@ tests:
         exp_samples:
           - labels: '{{alertname="SchemalessCellsFail", program="billing"}}'
             value: 1
+  - name: a server refuses two processes, and a broker one. What another server refuses, or refused once, is no account
+    interval: 15s
+    input_series:
+      - {{series: 'schemaless_service_mysql_refusals_total{{node="a1", code="1045", instance="a"}}', values: '0+9x20'}}
+      - {{series: 'schemaless_service_mysql_refusals_total{{node="a1", code="4151", instance="b"}}', values: '1+1x20'}}
+      - {{series: 'schemaless_service_mysql_refusals_total{{node="a2", code="1146"}}', values: '0+9x20'}}
+      - {{series: 'schemaless_service_mysql_refusals_total{{node="b1", code="1045"}}', values: '0 9x20'}}
+      - {{series: 'schemaless_service_kafka_refusals_total{{broker="k:9092", account="tailer"}}', values: '0+1x20'}}
+    alert_rule_test:
+      - alertname: SchemalessAccountRefused
+        eval_time: 4m
+        exp_alerts:
+          - exp_labels: {{severity: critical, node: a1}}
+            exp_annotations:
+              summary: a1 refuses the account of the topology file
+              runbook_url: docs/alerts.md#schemalessaccountrefused
+          - exp_labels: {{severity: critical, broker: "k:9092", account: tailer}}
+            exp_annotations:
+              summary: k:9092 refuses the account tailer
+              runbook_url: docs/alerts.md#schemalessaccountrefused
   - name: one of two tailers is dead, the cleaner's address is unknown since it was stopped, and the rest runs
     interval: 15s
     input_series:
