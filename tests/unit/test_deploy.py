@@ -16,6 +16,7 @@ from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from schemaless import config
+from schemaless.storage import translation
 from tests.unit.test_pages import metrics_of_the_code
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +41,13 @@ def test_an_alert_asks_for_metrics_that_exist_and_leads_to_its_section(rule):
     page, _, heading = rule["annotations"]["runbook_url"].partition("#")
     sections = re.findall(r"^## (\w+)$", (ROOT / page).read_text(), re.MULTILINE)
     assert heading in [section.lower() for section in sections]
+
+
+def test_the_alert_on_refused_accounts_knows_all_numbers_of_mysql_for_it():
+    """One that the code learns later would fire nothing."""
+    (rule,) = (rule for rule in RULES if rule["alert"] == "SchemalessAccountRefused")
+    (numbers,) = re.findall(r'code=~"([0-9|]+)"', rule["expr"])
+    assert sorted(map(int, numbers.split("|"))) == sorted(translation._ACCOUNT)
 
 
 def test_every_section_of_the_runbook_is_of_an_alert():
