@@ -21,7 +21,7 @@ from schemaless.errors import NodeRefuses, Overloaded, SchemalessError, StorageU
 from schemaless.location import Location
 from schemaless.storage import shard_head
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
-from schemaless.storage.failover import first_answer
+from schemaless.storage.failover import first_answer, nobody_answers, without_frames
 from schemaless.storage.operation import Args, Operation
 from schemaless.storage.shard_head import Movement
 from schemaless.topology import Role
@@ -48,7 +48,7 @@ class ClusterReader:
         self._storage = storage
         self._turns = defaultdict[str, float](random.random)  # tailers of one topology share the minions
         self._tail_from = tail_from
-        self._unreachable: set[str] = set()
+        self._unreachable: dict[str, SchemalessError] = {}
         self._lagging: set[str] = set()
         self._tops: deque[tuple[float, int]] = deque()
         self._asked = defaultdict[str, set[asyncio.Timeout]](set)
@@ -67,21 +67,21 @@ class ClusterReader:
                 return await node.run(operation, *args, timeout_s=self._timeout_s)
             return await self._ask_at_length(node, timeout_s, operation, *args)
 
-        answer, _ = await first_answer(
-            self._order(), ask, on_failure=self._skip, nobody=f"no node of cluster {self.cluster} answers"
-        )
+        skipped = self._unreachable.values()
+        answer, _ = await first_answer(self._order(), ask, on_failure=self._skip, skipped=skipped)
         return answer
 
     async def ask_master(self, operation: Callable[[*Args], Operation[T]], *args: *Args) -> T:
         """Runs an operation on the master. Raises StorageUnavailable, at once if it is known to be unreachable."""
-        if self.master.node.name in self._unreachable:
-            raise StorageUnavailable(f"{self.master.node.name} does not answer")
+        if why := self._unreachable.get(self.master.node.name):
+            raise nobody_answers([why])
         return await self.master.run(operation, *args, timeout_s=self._timeout_s)
 
     async def check(self) -> None:
         """Asks unreachable nodes whether they answer again and, where minions are read, measures how far each lags."""
         nodes = self._nodes
-        self._unreachable &= {node.node.name for node in nodes}
+        present = {node.node.name for node in nodes}
+        self._unreachable = {name: why for name, why in self._unreachable.items() if name in present}
         if self._unreachable or self._tail_from is Role.MINION:
             shown = dict(zip(nodes, await asyncio.gather(*map(self._heads_sum, nodes)), strict=True))
             self._judge_lag({node.node.name: total for node, total in shown.items() if total is not None})
@@ -108,7 +108,9 @@ class ClusterReader:
                 finally:
                     asked.discard(cut)
         except TimeoutError as error:
-            raise StorageUnavailable(f"{node.node.name}: another query found it unreachable") from error
+            name = node.node.name
+            why = self._unreachable.get(name) or StorageUnavailable(f"{name}: another query found it unreachable")
+            raise nobody_answers([why]) from error
 
     def _skip(self, node: AsyncNode, error: SchemalessError) -> None:
         """Skips a node from now on, and ends long queries to it: one may wait ten seconds for a server that hangs."""
@@ -117,7 +119,7 @@ class ClusterReader:
         name = node.node.name
         if name not in self._unreachable:
             log.warning("reading from the next node of the cluster", node=name, error=str(error))
-        self._unreachable.add(name)
+        self._unreachable[name] = without_frames(error)
         waiting, self._asked[name] = self._asked[name], set()
         for cut in waiting:
             cut.reschedule(asyncio.get_running_loop().time())
@@ -132,8 +134,7 @@ class ClusterReader:
         except SchemalessError as error:
             self._skip(node, error)
             return None
-        if name in self._unreachable:
-            self._unreachable.discard(name)
+        if self._unreachable.pop(name, None):
             log.info("a node answers again", node=name)
         return position.heads_sum
 

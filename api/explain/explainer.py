@@ -34,7 +34,7 @@ from schemaless.errors import (
     Unavailable,
 )
 from schemaless.facts import consumers
-from schemaless.facts.servers import Unheard
+from schemaless.facts.servers import Unheard, texts
 from schemaless.index.entry import IndexEntry, entries_for, entry_shard, stored_fields, why_no_entry
 from schemaless.index.versions import merge
 from schemaless.location import (
@@ -74,6 +74,7 @@ from schemaless.storage.job_table import Job
 from schemaless.storage.operation import Operation
 from schemaless.storage.parked_table import Cause, EndedCell, Ending, ParkedCell
 from schemaless.storage.shard_log import RowCell, RowPage
+from schemaless.storage.standstill import stall_after
 from schemaless.storage.trigger_order_table import ProgramFunctions, TriggerOrders
 from schemaless.storage.worker_table import WorkerRow
 from schemaless.topology import Datastore, Role
@@ -122,7 +123,7 @@ class _Explanation:
         self._reader = reader
         self._datastore = datastore
         self._read_from = read_from
-        self._unknown: dict[str, str] = {}
+        self._unknown: dict[str, SchemalessError] = {}
         self._served: list[Served] = []
 
     async def of(self, where: RowKey | ShardLocation, limit: int) -> tuple[dict[str, Any], Served]:
@@ -143,8 +144,8 @@ class _Explanation:
             consumers.require_known((), Unheard(self._unknown, {}))
             raise CellMissing(f"there is no row {row_key_text(row_key)}")
         workers = consumers.present_workers([part.workers for part in parts.values()])
-        master_down = self._has_lost_master(datastore.home(shard))
-        programs = [] if home is None else _programs(row_key, shard, home, parts.values(), workers, master_down)
+        home_stall = self._stall_of_master(datastore.home(shard))
+        programs = [] if home is None else _programs(row_key, shard, home, parts.values(), workers, home_stall)
         program_views = [program.view() for program in programs]
         index_views = [] if home is None else await self._indexes(row_key, shard, home, parts)
         document = {
@@ -163,11 +164,11 @@ class _Explanation:
                     home,
                     program_views,
                     index_views,
-                    master_down=master_down,
+                    home_stall=home_stall,
                     tailing=consumers.tailing_stall(workers, shard),
                 )
             ),
-            "unknown": self._unknown,
+            "unknown": texts(self._unknown),
         }
         return document, served_together(self._served)
 
@@ -190,14 +191,19 @@ class _Explanation:
             },
             tolerated=SchemalessError,
         )
-        self._unknown |= {name: str(error) for name, error in answers.failures.items()}
+        self._unknown |= answers.failures
         self._served += [served for _, served in answers.found.values()]
         return {name: value for name, (value, _) in answers.found.items()}
 
-    def _has_lost_master(self, cluster: str) -> bool:
-        """Returns whether a minion answered in place of its master, or nobody."""
-        answered = {served.role for served in self._served if served.cluster == cluster}
-        return self._read_from is None and (cluster in self._unknown or Role.MINION in answered)
+    def _stall_of_master(self, cluster: str) -> Stall | None:
+        """Returns why the master didn't answer, where a minion answered in its place, or nobody."""
+        if self._read_from is not None:
+            return None
+        if (error := self._unknown.get(cluster)) is not None:
+            return stall_after(error)
+        if Role.MINION in {served.role for served in self._served if served.cluster == cluster}:
+            return Stall.REFUSED if self._reader.is_refused(cluster) else Stall.MASTER_DOWN
+        return None
 
     async def _indexes(
         self, row_key: RowKey, shard: int, home: HomeFacts, parts: Mapping[str, ClusterFacts]
@@ -266,7 +272,7 @@ def _programs(
     home: HomeFacts,
     parts: Collection[ClusterFacts],
     workers: Sequence[WorkerRow],
-    master_down: bool,
+    home_stall: Stall | None,
 ) -> list[ProgramStanding]:
     known = {name for part in parts for name in part.programs}
     return [
@@ -281,7 +287,7 @@ def _programs(
             everywhere.latest(part.programs.get(consumer) for part in parts),
             consumers.orders_of_all([part.orders[consumer] for part in parts if consumer in part.orders]),
             [row for row in workers if row.consumer == consumer],
-            master_down,
+            home_stall,
         )
         for consumer in sorted(known | {name for name in home.checkpoints if name.startswith(TRIGGER_PREFIX)})
     ]
@@ -318,20 +324,21 @@ def waits_of(
     programs: Iterable[Mapping[str, Any]],
     indexes: Iterable[Mapping[str, Any]],
     *,
-    master_down: bool = False,
+    home_stall: Stall | None = None,
     tailing: str | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yields what the row waits for now: of each program its first cell that isn't finished.
 
-    `master_down` is of the row's home. `tailing`: why nobody publishes the shard, which keeps cells from every program.
+    `home_stall`: why the master of the row's home can't be asked. `tailing`: why nobody publishes the shard, which
+    keeps cells from every program.
     """
     for cluster, each in copies.items():
         for copy in each:
             if _is_at_home(copy, home) is False:
                 why = copy.refused and f"its home refuses it: {copy.refused}"
-                if master_down:
+                if home_stall is not None:
                     why = (
-                        f"{Stall.MASTER_DOWN}: it is in the buffer of cluster {cluster}, and its home's master is away"
+                        f"{home_stall}: it is in the buffer of cluster {cluster}, and its home's master can't be asked"
                     )
                 cell = f"{copy.column_name}/{copy.ref_key}"
                 yield {"for": "its home", "cell": cell, "why": why or f"it is in the buffer of cluster {cluster}"}
@@ -598,9 +605,10 @@ _MASTER_AWAY = "the master of the row's home can't be asked, and no checkpoint m
 
 
 class ProgramStanding(msgspec.Struct, frozen=True):
-    """One program, and the row of one shard. `orders` are of all clusters, and `master_down` is of the row's home.
+    """One program, and the row of one shard. `orders` are of all clusters.
 
-    `ended` are cells that are parked no longer. `workers` are its processes that were seen lately.
+    `home_stall`: why the master of the row's home can't be asked. `ended` are cells that are parked no longer.
+    `workers` are its processes that were seen lately.
     """
 
     program: str
@@ -613,7 +621,7 @@ class ProgramStanding(msgspec.Struct, frozen=True):
     functions: ProgramFunctions | None
     orders: TriggerOrders
     workers: Sequence[WorkerRow]
-    master_down: bool = False
+    home_stall: Stall | None = None
 
     def view(self) -> dict[str, Any]:
         """Returns what people see: how far the program is, and of each cell that isn't finished why."""
@@ -701,8 +709,8 @@ class ProgramStanding(msgspec.Struct, frozen=True):
             return "tripped", breakers[0]
         if stall := consumers.stall_of(self.workers, trigger_consumer(self.program)):
             return stall
-        if self.master_down:
-            return Stall.MASTER_DOWN, _MASTER_AWAY
+        if self.home_stall is not None:
+            return self.home_stall, _MASTER_AWAY
         return "running", None if self.workers else "no worker runs it"
 
     def _unfinished(self, cell: RowCell) -> tuple[str, str] | None:
@@ -757,8 +765,8 @@ class ProgramStanding(msgspec.Struct, frozen=True):
             yield f"the shard is paused: {self.orders.paused[self.shard] or 'no reason was given'}"
         if not self.workers:
             yield "nobody runs the program"
-        if self.master_down:
-            yield f"{Stall.MASTER_DOWN}: {_MASTER_AWAY}"
+        if self.home_stall is not None:
+            yield f"{self.home_stall}: {_MASTER_AWAY}"
         yield from self._stalled_workers()
         seek = self.orders.seeks.get(self.shard)
         if seek is not None:

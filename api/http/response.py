@@ -166,7 +166,7 @@ _OF_SERVERS = (
     DuplicateKey,
     NeedsLockedHeads,
 )
-"""Errors whose texts may name servers or have SQL in them. They are for the log, and not for a stranger."""
+"""Errors whose texts may name servers or have SQL: for the log. Strangers see AccountRefused.shown, by /readyz."""
 _LOGGED = "the log of the API process says which server it was, and why"
 _HIDDEN_HINT = f"try again after a moment: {_LOGGED}"
 """Instead of hints that send people to the server that the message names."""

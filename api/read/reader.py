@@ -43,7 +43,6 @@ from schemaless.topology import Datastore, Role
 T = TypeVar("T")
 
 _ROLES = {None: (Role.MASTER, Role.MINION), Role.MASTER: (Role.MASTER,), Role.MINION: (Role.MINION,)}
-_NOBODY = "no node that may answer this read is reachable"
 
 
 class Served(msgspec.Struct, frozen=True, gc=False):
@@ -122,7 +121,7 @@ class Reader:
         value, node = await first_answer(
             self._candidates(cluster, read_from, without),
             self._noting_failures(lambda node: node.run(operation, *args, timeout_s=self._timeout_s), of),
-            nobody=_NOBODY,
+            skipped=self._skipped(cluster, read_from),
         )
         return value, self._served(node)
 
@@ -142,10 +141,11 @@ class Reader:
         self, datastore: Datastore, shard: int, ask: Callable[[AsyncNode], Awaitable[T]], read_from: Role | None
     ) -> tuple[T, Served]:
         async def read() -> tuple[T, AsyncNode]:
+            home = datastore.home(shard)
             return await first_answer(
-                self._candidates(datastore.home(shard), read_from),
+                self._candidates(home, read_from),
                 self._noting_failures(ask, (datastore, (shard,))),
-                nobody=_NOBODY,
+                skipped=self._skipped(home, read_from),
             )
 
         value, node = await self.following(datastore, read)
@@ -170,6 +170,10 @@ class Reader:
         if moved:
             raise ShardsMoved(f"{node.node.name} is closed for shards {sorted(moved)[:5]}, which move", moved)
 
+    def is_refused(self, cluster: str) -> bool:
+        """Returns whether the master refuses our account, as far as it was asked last."""
+        return self._storage.master(cluster).refused is not None
+
     def minions(self, cluster: str) -> frozenset[str]:
         """Returns the names of a cluster's minions."""
         return frozenset(minion.node.name for minion in self._storage.minions(cluster))
@@ -178,6 +182,12 @@ class Reader:
         """Yields the nodes that may answer, best first."""
         for role in _ROLES[read_from]:
             yield from (node for node in self._answering(cluster, role) if node.node.name not in without)
+
+    def _skipped(self, cluster: str, read_from: Role | None) -> Iterator[StorageUnavailable]:
+        """Yields why the nodes are not asked for which the breaker is open."""
+        for node in (self._storage.master(cluster), *self._storage.minions(cluster)):
+            if node.role in _ROLES[read_from] and not self._breaker.answers(node):
+                yield node.refused or StorageUnavailable(f"{node.node.name} does not answer")
 
     def _noting_failures(
         self, ask: Callable[[AsyncNode], Awaitable[T]], of: tuple[Datastore, Collection[int]] | None

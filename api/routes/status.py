@@ -23,6 +23,7 @@ from schemaless.facts.servers import (
     Unheard,
     is_tailing_paused,
     read_status,
+    texts,
 )
 from schemaless.names import Stall
 from schemaless.storage import buffer_table
@@ -70,7 +71,7 @@ async def status_of(state: ApiState, datastore: Datastore) -> dict[str, Any]:
             consumer_view(name, consumer, stalled(unheard, workers, name)) for name, consumer in consumers.items()
         ],
         "workers": [worker_view(row) for row in workers],
-        "consumers_unknown": unheard.clusters,  # why, by cluster: what its servers know of consumers is missing
+        "consumers_unknown": texts(unheard.clusters),  # why, by cluster: what its servers know of consumers is missing
     }
 
 
@@ -78,8 +79,8 @@ def stalled(unheard: Unheard, workers: Sequence[WorkerRow], consumer: str) -> tu
     """Returns why a consumer doesn't continue, in all or in some of its shards."""
     if (stall := stall_of(workers, consumer)) is not None:
         return stall
-    for cluster, why in {**unheard.masters, **unheard.clusters}.items():
-        return Stall.MASTER_DOWN, f"the master of cluster {cluster} can't be asked: {why}"
+    for cluster, error in {**unheard.masters, **unheard.clusters}.items():
+        return stall_after(error), f"the master of cluster {cluster} can't be asked: {error}"
     return None
 
 

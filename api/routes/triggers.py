@@ -55,7 +55,7 @@ from schemaless.ops.trigger_removal import consumer_of_program
 from schemaless.quantity import quantity
 from schemaless.storage import index_check_table, job_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
-from schemaless.storage.failover import ask_masters
+from schemaless.storage.failover import ask_masters, nobody_answers
 from schemaless.storage.index_check_table import CheckProgress
 from schemaless.storage.job_table import JobProgress
 from schemaless.storage.operation import Operation
@@ -346,7 +346,7 @@ async def get_job(asked: Asked[None]) -> dict[str, Any]:
     answers = await ask_masters(storage, datastore.clusters, _job, datastore.name, number, tolerated=StorageUnavailable)
     parts = [part for part in answers.found.values() if part is not None]
     if not parts and answers.failures:
-        raise StorageUnavailable("; ".join(map(str, answers.failures.values())))
+        raise nobody_answers(answers.failures.values(), "not every cluster answers")
     if not parts and (erasure := await erasures.report(storage, datastore, number, None)) is not None:
         return erasure_job_view(erasure) | {"unknown": {}}
     if not parts:

@@ -46,7 +46,7 @@ from schemaless.location import GenerationStart
 from schemaless.ops.tokens import anybody
 from schemaless.storage import checkpoint_table, consumer_summary, shard_head
 from schemaless.storage.checkpoint_table import Checkpoint
-from schemaless.storage.failover import ask_clusters
+from schemaless.storage.failover import ask_clusters, nobody_answers
 from schemaless.storage.operation import Operation
 from schemaless.storage.shard_head import Head
 from schemaless.storage.worker_table import WorkerRow
@@ -272,7 +272,7 @@ async def _one_shard(state: ApiState, datastore: Datastore, of: str) -> Document
         state.storage, [datastore.home(shard)], _shard_report, datastore.name, shard, timeout_s=STATUS_TIMEOUT_S
     )
     if answers.failures:
-        raise StorageUnavailable("; ".join(map(str, answers.failures.values())))
+        raise nobody_answers(answers.failures.values())
     ((head, starts, checkpoints),) = answers.found.values()
     consumers = {
         one.consumer: consumer_shards([CheckpointsReport({shard: head.added_id}, [one], {shard: starts})])[shard]

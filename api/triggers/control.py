@@ -36,7 +36,7 @@ from schemaless.storage import (
 )
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.checkpoint_table import State
-from schemaless.storage.failover import Answers, answers_of_all
+from schemaless.storage.failover import Answers, answers_of_all, nobody_answers
 from schemaless.storage.job_table import Job, JobKind
 from schemaless.storage.operation import Operation
 from schemaless.storage.parked_selection import ORDERED_AT_ONCE, ParkedFilter, ParkedId, RecordOrder, counts_of
@@ -71,7 +71,7 @@ class TriggerControl:
         answers = await self._ask(lambda: _is_known(self._datastore.name, self.consumer))
         if not any(answers.found.values()):
             if answers.failures:
-                raise StorageUnavailable("; ".join(map(str, answers.failures.values())))
+                raise nobody_answers(answers.failures.values(), "not every cluster answers")
             raise NotFound(f"no trigger program {self._program!r} has run on datastore {self._datastore.name}")
 
     async def orders(self) -> dict[str, TriggerOrders]:

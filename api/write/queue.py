@@ -35,6 +35,7 @@ from schemaless.runtime.batching import Batcher, BatchLimits
 from schemaless.storage import append, buffer_table, post_version, shard_head
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage, Traffic
 from schemaless.storage.buffer_table import BufferOutcome, BufferRow
+from schemaless.storage.failover import without_frames
 from schemaless.storage.operation import AGAIN_ON, Args, Operation
 from schemaless.storage.post_version import NewVersion, NextVersion
 from schemaless.topology import Datastore
@@ -342,7 +343,7 @@ class MasterWriteQueues:
 
     def _breaker_open(self, cluster: str) -> StorageUnavailable:
         breakers = (self.breakers[cluster], self._copy_breakers[cluster], self._silent[cluster])
-        failures = [one.failure for one in breakers if one.state is not BreakerState.CLOSED and one.failure]
+        failures = [one.failure for one in breakers if one.failure]
         why = ": ".join([f"the circuit breaker of cluster {cluster}'s master is open", *map(str, failures[:1])])
         refused = [failure.shown for failure in failures if isinstance(failure, AccountRefused)]
         return AccountRefused(why, refused[0]) if refused else StorageUnavailable(why)
@@ -625,7 +626,7 @@ class WriteBreaker:
     def __init__(self, open_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.state = BreakerState.CLOSED
         self.failure: SchemalessError | None = None
-        """What opened it last."""
+        """What opened it last, None once it is closed."""
         self._open_s = open_s
         self._clock = clock
         self._next_probe_at = 0.0
@@ -646,10 +647,10 @@ class WriteBreaker:
         return self.state is BreakerState.CLOSED or self._clock() >= self._next_probe_at
 
     def succeeded(self) -> None:
-        self.state = BreakerState.CLOSED
+        self.state, self.failure = BreakerState.CLOSED, None
 
     def failed(self, failure: SchemalessError | None = None) -> None:
-        self.state, self.failure = BreakerState.OPEN, failure
+        self.state, self.failure = BreakerState.OPEN, failure and without_frames(failure)
         self._next_probe_at = self._clock() + self._open_s
 
 

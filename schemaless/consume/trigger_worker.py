@@ -51,7 +51,7 @@ from schemaless.storage import (
     worker_table,
 )
 from schemaless.storage.asyncmy_driver import AsyncStorage
-from schemaless.storage.failover import answers_of_all
+from schemaless.storage.failover import answers_of_all, nobody_answers
 from schemaless.storage.operation import Operation
 from schemaless.storage.parked_table import Ending, ParkedCell
 from schemaless.storage.trigger_order_table import ProgramFunctions, SeekOrder, TriggerOrders, latest
@@ -248,8 +248,8 @@ async def claim_name(storage: AsyncStorage, datastore: Datastore, program: Trigg
     found = answers.found
     owner = everywhere.latest(known for known, _ in found.values())
     if owner is None and answers.failures:
-        why = "; ".join(map(str, answers.failures.values()))
-        raise StorageUnavailable(f"nobody can tell whether the name {program.name} is free: {why}")
+        what = f"nobody can tell whether the name {program.name} is free"
+        raise nobody_answers(answers.failures.values(), what)
     if owner is not None and _is_another(owner, own) and not take_over:
         raise NameTaken(_refusal(program, owner))
     if any(known is not None and _is_another(known, own) for known, _ in found.values()):

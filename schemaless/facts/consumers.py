@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from schemaless.errors import StorageUnavailable
 from schemaless.facts.servers import STATUS_TIMEOUT_S, Heard, Report, Unheard, ask_servers
 from schemaless.location import GenerationStart, Location, kept_until
 from schemaless.names import INDEX_PREFIX, INDEXER, TAILER, TRIGGER_PREFIX, Stall
@@ -26,7 +25,7 @@ from schemaless.storage import (
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.checkpoint_table import NO_COUNTS, CellCounts, Checkpoint, State
 from schemaless.storage.consumer_summary import ConsumerSummary, StoppedShard, TriggerProgress
-from schemaless.storage.failover import ask_clusters
+from schemaless.storage.failover import ask_clusters, nobody_answers
 from schemaless.storage.operation import Args, Operation
 from schemaless.storage.parked_selection import ParkedSummary
 from schemaless.storage.trigger_order_table import TriggerOrders, latest
@@ -99,7 +98,7 @@ async def read_consumer(
 def require_known(found: Collection[object], unheard: Unheard) -> None:
     """Raises StorageUnavailable when nothing was found and a cluster didn't answer: it may have what is missing."""
     if unheard.clusters and not found:
-        raise StorageUnavailable("; ".join(f"cluster {name}: {why}" for name, why in unheard.clusters.items()))
+        raise nobody_answers(unheard.clusters.values(), f"no server answers of cluster {', '.join(unheard.clusters)}")
 
 
 def consumer_statuses(reports: Mapping[str, SummariesReport], *, whole: bool) -> dict[str, ConsumerStatus]:

@@ -38,16 +38,20 @@ Report = TypeVar("Report", bound=_OfOneServer)
 
 
 class Unheard(msgspec.Struct, frozen=True):
-    """Who didn't answer, with the reason by cluster: all servers of `clusters`, and of `masters` only the master.
+    """Who didn't answer, with the error by cluster: all servers of `clusters`, and of `masters` only the master.
 
     A minion tells then what it has, and no checkpoint moves on that cluster.
     """
 
-    clusters: Mapping[str, str]
-    masters: Mapping[str, str]
+    clusters: Mapping[str, Exception]
+    masters: Mapping[str, Exception]
 
-    def document(self) -> dict[str, Mapping[str, str]]:
-        return {"unknown": self.clusters, "masters_away": self.masters}
+    def document(self) -> dict[str, dict[str, str]]:
+        return {"unknown": texts(self.clusters), "masters_away": texts(self.masters)}
+
+
+def texts(errors: Mapping[str, Exception]) -> dict[str, str]:
+    return {name: str(error) for name, error in errors.items()}
 
 
 class Heard(Generic[Report]):
@@ -60,15 +64,15 @@ class Heard(Generic[Report]):
         of, roles = {name: node.node for name, node in nodes.items()}, {name: node.role for name, node in nodes.items()}
         self.nodes, self.reports = nodes, answers.found
         self.errors = answers.failures
-        self.failures = {name: str(error) for name, error in self.errors.items()}
+        self.failures = texts(self.errors)
         rising = sorted(self.reports, key=lambda name: (roles[name] is Role.MASTER, self.reports[name].heads_sum))
         best = {of[name].cluster: self.reports[name] for name in rising}
         self.best = {cluster: best[cluster] for cluster in sorted(best)}
         self.unheard = Unheard(
-            {of[name].cluster: why for name, why in self.failures.items() if of[name].cluster not in self.best},
+            {of[name].cluster: why for name, why in self.errors.items() if of[name].cluster not in self.best},
             {
                 of[name].cluster: why
-                for name, why in self.failures.items()
+                for name, why in self.errors.items()
                 if of[name].cluster in self.best and roles[name] is Role.MASTER
             },
         )

@@ -19,7 +19,7 @@ from schemaless.runtime.batching import all_or_first_error
 from schemaless.storage import index_definition_table
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.everywhere import write_everywhere
-from schemaless.storage.failover import ask_masters
+from schemaless.storage.failover import ask_masters, nobody_answers, without_frames
 from schemaless.storage.index_definition_table import (
     BuildProgress,
     DefinedIndex,
@@ -50,7 +50,7 @@ async def read_versions(storage: AsyncStorage, datastore: Datastore) -> IndexVer
         tolerated=StorageUnavailable,
     )
     answers.at_least_one()
-    return merge(answers.found, {cluster: str(error) for cluster, error in answers.failures.items()})
+    return merge(answers.found, {cluster: without_frames(error) for cluster, error in answers.failures.items()})
 
 
 async def find_versions(storage: AsyncStorage, datastore: Datastore, name: str) -> NamedIndex:
@@ -92,7 +92,8 @@ async def create_index(
     for _ in range(_CREATE_ATTEMPTS_MAX):
         versions = await read_versions(storage, datastore)
         if versions.away:
-            raise StorageUnavailable(f"an index is made on every cluster, and some are away: {dict(versions.away)}")
+            what = f"an index is made on every cluster, and these are away: {', '.join(versions.away)}"
+            raise nobody_answers(versions.away.values(), what)
         named = versions.indexes().get(definition.name)
         present = [] if named is None else [index for index in named.versions if index.is_present]
         if named is not None and present and _exists(named, definition, change is not None):

@@ -81,7 +81,7 @@ class IndexVersions(msgspec.Struct, frozen=True):
 
     merged: Mapping[VersionKey, DefinedIndex] = {}
     lagging: Sequence[tuple[str, DefinedIndex]] = ()
-    away: Mapping[str, str] = {}
+    away: Mapping[str, Exception] = {}
     disputed: frozenset[VersionKey] = frozenset()
 
     def indexes(self) -> dict[str, NamedIndex]:
@@ -103,7 +103,7 @@ class IndexVersions(msgspec.Struct, frozen=True):
             raise NotFound(f"there is no index {name!r} in {datastore}") from None
 
 
-def merge(rows: Mapping[str, Iterable[DefinedIndex]], away: Mapping[str, str]) -> IndexVersions:
+def merge(rows: Mapping[str, Iterable[DefinedIndex]], away: Mapping[str, Exception]) -> IndexVersions:
     """Merges what each master has, by its cluster.
 
     The furthest stage, the order of the highest revision and the latest switch count.

@@ -19,11 +19,11 @@ import structlog
 from schemaless.bus.membership import TailersGroup
 from schemaless.bus.ownership import require_ours
 from schemaless.bus.transport import Transport
-from schemaless.errors import AnotherInstallation, StateConflict, StorageUnavailable, Unavailable
+from schemaless.errors import AnotherInstallation, StateConflict, Unavailable
 from schemaless.storage import challenge_table
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.everywhere import read_everywhere, write_everywhere
-from schemaless.storage.failover import run_on_all
+from schemaless.storage.failover import nobody_answers, run_on_all
 from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.topology import Datastore, Topology
 
@@ -83,7 +83,8 @@ async def _verify_last(storage: AsyncStorage, datastore: Datastore, answered: Se
     if any(answers.at_least_one()):
         return
     if answers.failures:
-        raise StorageUnavailable(f"{', '.join(answers.failures)} may know who tailed {datastore.topic} last")
+        what = f"{', '.join(answers.failures)} may know who tailed {datastore.topic} last"
+        raise nobody_answers(answers.failures.values(), what)
     raise AnotherInstallation(
         f"who tailed {datastore.topic} last read other databases: these are a copy of theirs, or a backup. If nothing"
         f" runs on those any more: `schemaless tailer take-over {datastore.name}`"

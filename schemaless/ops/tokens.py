@@ -17,13 +17,14 @@ from schemaless.storage import admin_action_table, schema, token_table
 from schemaless.storage.admin_action_table import AdminAction
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.everywhere import bring_up, read_everywhere, together, write_everywhere
-from schemaless.storage.failover import Answers, ask_masters, first_answer
+from schemaless.storage.failover import Answers, ask_masters, first_answer, nobody_answers
 
 TOKENS_MAX = 1000
 """Rows that a process holds in memory. Each is kept until 30 days after its expiry (I14)."""
 SERVICES_LIFETIME = "3650d"
 _TIMEOUT_S = 1.5
 _WRITE_TIMEOUT_S = 5.0
+_FIRST = "the first token needs every cluster, and some are away"
 
 Tokens = Mapping[bytes, Token]
 """By digest."""
@@ -82,9 +83,7 @@ async def create_token(
     answers = await read_tokens(storage)
     known = together(answers.at_least_one(), either)
     if answers.failures and not known:
-        raise StorageUnavailable(
-            "the first token needs every cluster, and these are away: " + ", ".join(sorted(answers.failures))
-        )
+        raise nobody_answers(answers.failures.values(), _FIRST)
     if _valid(known, name, now):
         raise StateConflict(f"there is a valid token called {name!r}: revoke or rotate it")
     _require_room(known)
@@ -98,7 +97,8 @@ async def create_token(
         raise
     if unreached and not known:
         await _write(storage, [revoked])
-        raise StorageUnavailable("the first token needs every cluster, and these are away: " + ", ".join(unreached))
+        away = [storage.master(name).refused or StorageUnavailable(f"cluster {name} is away") for name in unreached]
+        raise nobody_answers(away, _FIRST)
     return Issued(secret, token, unreached)
 
 
@@ -170,13 +170,15 @@ async def _add(storage: AsyncStorage, token: Token, instead_of: Iterable[Token] 
     """Adds a token on the first master that answers, so that of several with one name one is issued. Returns False
     where another one came first. Raises StorageUnavailable when no master answers.
     """
+    failures = []
     for master in storage.masters:
         try:
             await master.run(schema.create_server_tables, timeout_s=_WRITE_TIMEOUT_S)
             return await master.run(token_table.add, token, tuple(instead_of), now_us(), timeout_s=_WRITE_TIMEOUT_S)
         except StorageUnavailable as error:
             log.info("a cluster can't be asked whether a token's name is free", error=str(error))
-    raise StorageUnavailable("no master can say whether the token's name is free")
+            failures.append(error)
+    raise nobody_answers(failures, "no master can say whether the token's name is free")
 
 
 async def _write(storage: AsyncStorage, tokens: list[Token]) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from schemaless.errors import (
 from schemaless.runtime.loop_lag import LiveTimeout, LoopLag
 from schemaless.runtime.name_lookup import NameLookups, no_address
 from schemaless.storage import placement_table
+from schemaless.storage.failover import without_frames
 from schemaless.storage.node_core import SESSION, ConnectionPool, Storage, connect_options, on_node, stamp, verify_size
 from schemaless.storage.operation import AGAIN_ON, PAUSE, Args, Operation, Result, query, retries, runs_again
 from schemaless.storage.server_settings import ServerIds, ServerSettings
@@ -105,6 +106,8 @@ class AsyncNode(ABC):
     node: Node
     settings: ServerSettings
     counts: NodeCounts
+    refused: AccountRefused | None
+    """How the server refused our account, None where the last connection failed otherwise or was made."""
 
     @property
     def role(self) -> Role:
@@ -153,6 +156,7 @@ class AsyncServer(AsyncNode):
         self.stamp = stamp(0, 0)
         self.settings = settings or ServerSettings(node)
         self.counts = NodeCounts()
+        self.refused = None
         self._connect_timeout_s = connect_timeout_s
         self._timeout_s = timeout_s
         self._loop_lag = LoopLag() if loop_lag is None else loop_lag
@@ -242,15 +246,21 @@ class AsyncServer(AsyncNode):
 
     async def _connect(self) -> Any:
         """Opens a connection, with the account of the node's file if that changed."""
-        asked = self.node
+        asked, refused = self.node, None
         try:
-            return await self._connect_as(asked)
-        except AccountRefused:
-            if (present := present_account(asked)) is None:
-                raise
-        connection = await self._connect_as(present)
-        self.node = present
-        return connection
+            try:
+                return await self._connect_as(asked)
+            except AccountRefused:
+                if (present := present_account(asked)) is None:
+                    raise
+            connection = await self._connect_as(present)
+            self.node = present
+            return connection
+        except AccountRefused as error:
+            refused = without_frames(error)
+            raise
+        finally:
+            self.refused = refused
 
     async def _connect_as(self, node: Node) -> Any:
         limit_s = self._connect_timeout_s
@@ -318,6 +328,10 @@ class AsyncMaster(AsyncNode):
     @property
     def counts(self) -> NodeCounts:  # type: ignore[override]
         return self.present.counts
+
+    @property
+    def refused(self) -> AccountRefused | None:  # type: ignore[override]
+        return self.present.refused
 
     async def run(
         self,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from schemaless.storage.pymysql_driver import SyncNode
 
 T = TypeVar("T")
+ErrorT = TypeVar("ErrorT", bound=SchemalessError)
 Tolerated = type[SchemalessError] | tuple[()]
 OnFailure = Callable[["AsyncNode", StorageUnavailable], None]
 
@@ -29,12 +30,13 @@ async def first_answer(
     ask: Callable[[AsyncNode], Awaitable[T]],
     *,
     on_failure: OnFailure | None = None,
-    nobody: str = "no server can be asked",
+    skipped: Iterable[Exception] = (),
 ) -> tuple[T, AsyncNode]:
     """Asks the nodes one after another. Returns the first answer and the node that gave it.
 
     Takes the next node out of `nodes` only after the one before failed, and calls `on_failure` in between.
-    Raises the last StorageUnavailable when no node answers, and one that says `nobody` when there are no nodes.
+    Raises the last StorageUnavailable when no node answers. When there are no nodes it raises one that says why others
+    were `skipped`.
     """
     failure: StorageUnavailable | None = None
     for node in nodes:
@@ -46,14 +48,22 @@ async def first_answer(
             failure = error
             if on_failure is not None:
                 on_failure(node, error)
-    raise failure or StorageUnavailable(nobody)
+    raise failure or nobody_answers(list(skipped))
 
 
-def nobody_answers(failures: Collection[Exception]) -> StorageUnavailable:
-    why = f"no server answers: {'; '.join(map(str, failures))}"
+def nobody_answers(failures: Collection[Exception], what: str = "no server answers") -> StorageUnavailable:
+    """Returns the error of all these failures, of which `what` came. It is an AccountRefused if one of them is."""
+    why = f"{what}: {'; '.join(map(str, failures)) or 'none can be asked'}"
     if refused := [failure.shown for failure in failures if isinstance(failure, AccountRefused)]:
         return AccountRefused(why, "; ".join(refused))
     return StorageUnavailable(why)
+
+
+def without_frames(error: ErrorT) -> ErrorT:
+    """Returns a copy of an error to be kept. A traceback, and those of its causes, would keep the rows of a batch."""
+    kept = type(error).__new__(type(error), *error.args)
+    kept.__dict__.update(error.__dict__)
+    return kept
 
 
 class Answers(Generic[T]):

@@ -16,6 +16,7 @@ from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from schemaless import config
+from schemaless.storage import translation
 from tests.unit.test_pages import metrics_of_the_code
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +41,13 @@ def test_an_alert_asks_for_metrics_that_exist_and_leads_to_its_section(rule):
     page, _, heading = rule["annotations"]["runbook_url"].partition("#")
     sections = re.findall(r"^## (\w+)$", (ROOT / page).read_text(), re.MULTILINE)
     assert heading in [section.lower() for section in sections]
+
+
+def test_the_alert_on_refused_accounts_knows_all_numbers_of_mysql_for_it():
+    """One that the code learns later would fire nothing."""
+    (rule,) = (rule for rule in RULES if rule["alert"] == "SchemalessAccountRefused")
+    (numbers,) = re.findall(r'code=~"([0-9|]+)"', rule["expr"])
+    assert sorted(map(int, numbers.split("|"))) == sorted(translation._ACCOUNT)
 
 
 def test_every_section_of_the_runbook_is_of_an_alert():
@@ -188,6 +196,26 @@ tests:
         exp_samples:
           - labels: '{{alertname="SchemalessCellsFail", program="billing"}}'
             value: 1
+  - name: a server refuses two processes, and a broker one. What another server refuses, or refused once, is no account
+    interval: 15s
+    input_series:
+      - {{series: 'schemaless_service_mysql_refusals_total{{node="a1", code="1045", instance="a"}}', values: '0+9x20'}}
+      - {{series: 'schemaless_service_mysql_refusals_total{{node="a1", code="4151", instance="b"}}', values: '1+1x20'}}
+      - {{series: 'schemaless_service_mysql_refusals_total{{node="a2", code="1146"}}', values: '0+9x20'}}
+      - {{series: 'schemaless_service_mysql_refusals_total{{node="b1", code="1045"}}', values: '0 9x20'}}
+      - {{series: 'schemaless_service_kafka_refusals_total{{broker="k:9092", account="tailer"}}', values: '0+1x20'}}
+    alert_rule_test:
+      - alertname: SchemalessAccountRefused
+        eval_time: 4m
+        exp_alerts:
+          - exp_labels: {{severity: critical, node: a1}}
+            exp_annotations:
+              summary: a1 refuses the account of the topology file
+              runbook_url: docs/alerts.md#schemalessaccountrefused
+          - exp_labels: {{severity: critical, broker: "k:9092", account: tailer}}
+            exp_annotations:
+              summary: k:9092 refuses the account tailer
+              runbook_url: docs/alerts.md#schemalessaccountrefused
   - name: one of two tailers is dead, the cleaner's address is unknown since it was stopped, and the rest runs
     interval: 15s
     input_series:

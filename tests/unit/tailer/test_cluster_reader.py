@@ -5,8 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from schemaless.errors import Overloaded, StorageUnavailable, TableMissing
+from schemaless.errors import AccountRefused, Overloaded, StorageUnavailable, TableMissing
+from schemaless.names import Stall
 from schemaless.storage.shard_head import ServerPosition
+from schemaless.storage.standstill import stall_after
 from schemaless.topology import Role
 from tailer.cluster_reader import ClusterReader
 
@@ -124,6 +126,41 @@ async def test_a_master_that_is_away_is_not_waited_for(nodes, reader):
     assert nodes.master.calls == calls
 
 
+async def test_a_refused_account_is_no_master_that_is_down(nodes, reader):
+    """Nobody is asked then but by checks, and what the servers said last is told: an operator lets the account in."""
+    asked = reader(Role.MASTER)
+    for node in (nodes.master, nodes.minion):
+        shown = f"{node.node.name} refuses the account 'schemaless'"
+        node.error = AccountRefused(f"{shown}: Access denied", shown)
+    for ask in (asked.run, asked.run, asked.ask_master):
+        with pytest.raises(AccountRefused, match=r"(master|minion) refuses") as refused:
+            await ask(ASK)
+        assert stall_after(refused.value) is Stall.REFUSED
+    assert (nodes.master.calls, nodes.minion.calls) == (1, 1)
+    for node in (nodes.master, nodes.minion):
+        node.error = StorageUnavailable("away")
+    await asked.check()
+    with pytest.raises(StorageUnavailable, match="away") as down:
+        await asked.run(ASK)
+    assert stall_after(down.value) is Stall.MASTER_DOWN
+
+
+async def test_a_long_question_ends_with_what_a_short_one_was_told(nodes, reader):
+    """Its open connection tells nothing of the account."""
+    asked = reader(Role.MINION)
+    nodes.minion.error = StorageUnavailable("away")
+    assert await asked.run(ASK) == "master"
+    nodes.master.hangs = True
+    long = asyncio.create_task(asked.run(ASK, timeout_s=10))
+    await asyncio.sleep(0)
+    nodes.master.hangs, nodes.master.error = False, AccountRefused("master refuses the account 'u'")
+    with pytest.raises(AccountRefused):
+        await asked.run(ASK)
+    async with asyncio.timeout(2):
+        with pytest.raises(AccountRefused):
+            await long
+
+
 async def test_servers_that_come_are_read_and_those_that_go_are_not(nodes):
     """A minion that is gone isn't asked, also if it was unreachable before."""
     others = [nodes.minion]
@@ -139,4 +176,4 @@ async def test_servers_that_come_are_read_and_those_that_go_are_not(nodes):
     calls = nodes.minion.calls
     assert await reader.run(ASK) == "added"
     await reader.check()
-    assert (nodes.minion.calls, reader._unreachable) == (calls, set())
+    assert (nodes.minion.calls, reader._unreachable) == (calls, {})

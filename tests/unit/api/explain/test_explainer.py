@@ -51,7 +51,8 @@ def home_facts(*cells, head=10, starts=STARTS):
 class Servers:
     """A reader of clusters of which some are away."""
 
-    def __init__(self, home, kept=NOTHING_KEPT, copies=(), away=(), role=Role.MASTER):
+    def __init__(self, home, kept=NOTHING_KEPT, copies=(), away=(), role=Role.MASTER, refused=False):
+        self.is_refused = {HOME: refused}.get
         self.home, self.kept, self.copies, self.away, self.role = home, kept, copies, away, role
         self.gate = asyncio.Event()
         self.gate.set()
@@ -82,27 +83,34 @@ async def test_a_home_that_is_away_is_named_and_copies_are_told():
     assert (found["waits"], found["head"]) == ([], None)
 
 
-@pytest.mark.parametrize("role", Role)
-async def test_a_buffered_cell_says_that_the_master_of_its_home_is_away(role):
+OF_MASTER = pytest.mark.parametrize(
+    ("role", "refused", "stall"),
+    [(Role.MASTER, False, None), (Role.MINION, False, Stall.MASTER_DOWN), (Role.MINION, True, Stall.REFUSED)],
+)
+"""Who answered for the row's home, and what its master is when a minion did: away, or it refuses our account."""
+
+
+@OF_MASTER
+async def test_a_buffered_cell_says_why_the_master_of_its_home_can_t_be_asked(role, refused, stall):
     """A minion answers then. Otherwise the cell is only on its way."""
-    found = await explained(Servers(home_facts(cell(1, 1)), copies=[COPY], role=role))
+    found = await explained(Servers(home_facts(cell(1, 1)), copies=[COPY], role=role, refused=refused))
     (wait,) = found["waits"]
     why = f"it is in the buffer of cluster {OTHER}"
-    if role is Role.MINION:
-        why = f"master_down: {why}, and its home's master is away"
+    if stall is not None:
+        why = f"{stall}: {why}, and its home's master can't be asked"
     assert (wait["for"], wait["why"]) == ("its home", why)
 
 
-@pytest.mark.parametrize("role", Role)
-async def test_a_program_says_that_the_master_of_the_row_s_home_is_away(role):
+@OF_MASTER
+async def test_a_program_says_why_the_master_of_the_row_s_home_can_t_be_asked(role, refused, stall):
     """Its worker runs, and its calls of the row wait: no checkpoint moves there."""
     worker = WorkerRow("trigger:bill", 1, WorkerReport(), 0.0)
     functions = {"trigger:bill": ProgramFunctions({"BASE": ["bill"]}, "v1")}
     kept = msgspec.structs.replace(NOTHING_KEPT, programs=functions, workers=[worker])
-    found = await explained(Servers(home_facts(cell(1)), kept, role=role))
+    found = await explained(Servers(home_facts(cell(1)), kept, role=role, refused=refused))
     (program,), (wait, *_) = found["programs"], found["waits"]
-    assert program["state"] == ("running" if role is Role.MASTER else "master_down")
-    assert ("master_down: the master of the row's home can't be asked" in wait["why"]) is (role is Role.MINION)
+    assert program["state"] == (stall or "running")
+    assert (f"{stall}: the master of the row's home can't be asked" in wait["why"]) is (stall is not None)
 
 
 async def test_a_secondary_that_is_away_is_named_and_the_rest_is_told():

@@ -4,16 +4,24 @@ from types import SimpleNamespace
 
 import pytest
 
-from api.http.response import problem_response
+from api.http.response import problem_of, problem_response
 from api.read.reader import ReadBreaker, Reader, Served, served_together
-from schemaless.errors import LocationGone, Misconfigured, NodeRefuses, StaleTopology, StorageUnavailable, TableMissing
+from schemaless.errors import (
+    AccountRefused,
+    LocationGone,
+    Misconfigured,
+    NodeRefuses,
+    StaleTopology,
+    StorageUnavailable,
+    TableMissing,
+)
 from schemaless.topology import Role
 
 
 class Node:
     def __init__(self, name, role):
         self.node, self.role = SimpleNamespace(name=name, cluster="a"), role
-        self.error = None
+        self.error = self.refused = None
         self.asked = 0
 
     async def run(self, operation, timeout_s):
@@ -115,6 +123,20 @@ async def test_the_last_node_that_fails_is_left_out_too(reader, breaker, nodes):
         with pytest.raises(StorageUnavailable):
             await answered_by(reader)
     assert [node.asked for node in (nodes.master, *nodes.minions)] == [1, 1, 1]
+
+
+async def test_a_read_that_nobody_is_asked_for_names_who_refuses_the_account(reader, breaker, nodes):
+    """The sampler found it first. A minion that is down as well hides nothing."""
+    shown = "master refuses the account 'schemaless'"
+    nodes.master.refused = AccountRefused(f"{shown}: Access denied", shown)
+    for node in (nodes.master, *nodes.minions):
+        breaker.sampled(node.node.name, answered=False)
+    with pytest.raises(AccountRefused, match="Access denied; minion-1 does not answer") as refused:
+        await answered_by(reader)
+    assert problem_of(refused.value)["detail"] == shown
+    with pytest.raises(StorageUnavailable, match="minion-2 does not answer") as down:
+        await answered_by(reader, Role.MINION)
+    assert type(down.value) is StorageUnavailable
 
 
 def test_an_answer_of_several_clusters_is_as_stale_as_its_worst_part():

@@ -1,8 +1,12 @@
 """The write breaker: closed, open, half-open, by a clock that the test turns."""
 
+import gc
+import weakref
+
 import pytest
 
 from api.write.queue import BreakerState, WriteBreaker
+from schemaless.errors import AccountRefused, StorageUnavailable
 
 
 class Clock:
@@ -11,6 +15,14 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+class Rows(list):
+    """A list that tells when it is gone."""
+
+
+def raise_beside(rows):
+    raise AccountRefused("why", "shown") from OSError("1045")
 
 
 @pytest.fixture
@@ -31,6 +43,21 @@ def test_a_failure_keeps_everybody_away_for_a_while(breaker, clock):
     assert not breaker.may_allow()
     assert not breaker.allows()
     assert breaker.state is BreakerState.OPEN
+
+
+def test_what_opened_it_is_told_while_it_is_open_and_holds_no_rows(breaker):
+    """The frames of the error are those of a batch."""
+    rows = Rows()
+    held = weakref.ref(rows)
+    try:
+        raise_beside(rows)
+    except StorageUnavailable as error:
+        breaker.failed(error)
+    del rows
+    gc.collect()
+    assert (held(), type(breaker.failure), str(breaker.failure)) == (None, AccountRefused, "why")
+    breaker.succeeded()
+    assert breaker.failure is None
 
 
 def test_one_probe_goes_through_and_closes_it(breaker, clock):

@@ -9,10 +9,11 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from schemaless.errors import Conflict, NotFound, StorageUnavailable
+from schemaless.errors import AccountRefused, Conflict, NotFound, StorageUnavailable
 from schemaless.index.catalogue import (
     IndexWatch,
     bring_up,
+    create_index,
     drop_index,
     pause_index,
     read_versions,
@@ -50,12 +51,14 @@ class MemoryMaster:
         self.node = Node(name, name, "127.0.0.1", 1, "u", "p", "")
         self.rows = []
         self.parsed = 0
-        self.away = False
+        self.away, self.error = False, None
         self.chance = None
 
     async def run(self, operation, datastore, *arguments, timeout_s=None):
         for _ in range(self.chance.randrange(6) if self.chance else 0):  # others come first
             await asyncio.sleep(0)
+        if self.error:
+            raise self.error
         if self.away:
             raise StorageUnavailable(f"{self.node.name} is away")
         if operation is index_definition_table.stamps_of:
@@ -112,6 +115,14 @@ async def test_a_master_that_is_away_hides_nothing_that_another_knows(storage):
     a.away = True
     with pytest.raises(StorageUnavailable):
         await watch.look()
+
+
+async def test_an_index_that_needs_every_cluster_names_who_refuses_the_account(storage):
+    """A cluster that is only away is named as well."""
+    storage.masters[1].error = AccountRefused("b refuses the account 'u': Access denied", "b refuses the account 'u'")
+    with pytest.raises(AccountRefused, match="made on every cluster, and these are away: b") as raised:
+        await create_index(storage, DATASTORE, DEFINITION)
+    assert raised.value.shown == "b refuses the account 'u'"
 
 
 def test_rows_of_several_masters_merge_in_any_sequence():

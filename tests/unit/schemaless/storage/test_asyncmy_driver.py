@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from schemaless.errors import Overloaded, StaleTopology, StorageUnavailable
+from schemaless.errors import AccountRefused, Overloaded, StaleTopology, StorageUnavailable
 from schemaless.runtime.loop_lag import LoopLag
 from schemaless.storage import asyncmy_driver, placement_table
 from schemaless.storage.asyncmy_driver import AsyncServer, AsyncStorage, Traffic, shares_of
@@ -151,6 +151,23 @@ async def test_a_server_that_is_gone_before_the_stamp_is_away(monkeypatch):
     node = Node(name="a", cluster="a", host="127.0.0.1", port=1, user="", password="")
     with pytest.raises(StorageUnavailable, match="gone away"):
         await AsyncServer(node).run(query, "SELECT 1", again_on=())
+
+
+async def test_a_server_that_refuses_the_account_is_known_until_it_says_something_else(monkeypatch):
+    """Who skips it tells why. What is kept has no frames, which hold what was asked."""
+    errors = [asyncmy_driver.asyncmy.errors.OperationalError(1045, "Access denied"), OSError("nobody listens")]
+
+    async def connect(**options):
+        raise errors.pop(0)
+
+    monkeypatch.setattr(asyncmy_driver.asyncmy, "connect", connect)
+    server = AsyncServer(Node(name="a", cluster="a", host="127.0.0.1", port=1, user="u", password=""))
+    with pytest.raises(AccountRefused):
+        await server.run(query, "SELECT 1", again_on=())
+    assert (server.refused.shown, server.refused.__traceback__) == ("a refuses the account 'u'", None)
+    with pytest.raises(StorageUnavailable, match="nobody listens"):
+        await server.run(query, "SELECT 1", again_on=())
+    assert server.refused is None
 
 
 async def test_a_name_that_hangs_costs_its_own_node_only(monkeypatch):

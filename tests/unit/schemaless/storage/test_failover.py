@@ -4,8 +4,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from schemaless.errors import Misconfigured, StorageUnavailable
-from schemaless.storage.failover import all_masters, answers_of_all, ask_clusters, ask_masters, first_answer, run_on_all
+from schemaless.errors import AccountRefused, LocationGone, Misconfigured, StorageUnavailable
+from schemaless.storage.failover import (
+    all_masters,
+    answers_of_all,
+    ask_clusters,
+    ask_masters,
+    first_answer,
+    run_on_all,
+    without_frames,
+)
 
 
 class Node:
@@ -49,8 +57,27 @@ async def test_the_last_failure_is_raised_when_no_node_answers():
     nodes = nodes_of([], a=DOWN, b=StorageUnavailable("down too"))
     with pytest.raises(StorageUnavailable, match="down too"):
         await first_answer(nodes, Node.ask)
-    with pytest.raises(StorageUnavailable, match="nobody here"):
-        await first_answer([], Node.ask, nobody="nobody here")
+    with pytest.raises(StorageUnavailable, match="none can be asked"):
+        await first_answer([], Node.ask)
+
+
+async def test_a_refusal_of_nodes_that_are_not_asked_is_named():
+    """Whoever skips a node knows why. The text has all, and a caller is shown who refuses whom."""
+    refused = AccountRefused("a refuses the account 'u': Access denied", "a refuses the account 'u'")
+    with pytest.raises(AccountRefused, match=r"Access denied; down") as raised:
+        await first_answer([], Node.ask, skipped=iter([refused, DOWN]))
+    assert raised.value.shown == "a refuses the account 'u'"
+
+
+def test_an_error_that_is_kept_holds_nothing_of_what_was_under_way():
+    """Its frames have the rows of a batch, and so have those of its causes."""
+    with pytest.raises(AccountRefused) as raised:
+        raise AccountRefused("why", "shown") from OSError("1045")
+    kept = without_frames(raised.value)
+    assert (type(kept), str(kept), kept.shown) == (AccountRefused, "why", "shown")
+    assert (kept.__traceback__, kept.__cause__, kept.__context__) == (None, None, None)
+    gone = without_frames(LocationGone("past", head=1, resume_at=2, generation=3))
+    assert (str(gone), gone.head, gone.generation) == ("past", 1, 3)
 
 
 async def test_an_error_that_is_an_answer_goes_to_the_caller():
