@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from schemaless.stack.programs import Flavour
 from schemaless.storage.admin_session import AdminSession
 from schemaless.storage.asyncmy_driver import AsyncServer, AsyncStorage
 from schemaless.storage.operation import query
-from schemaless.storage.pymysql_driver import SyncNode, SyncStorage
+from schemaless.storage.pymysql_driver import SyncNode, SyncStorage, connect
 from schemaless.storage.translation import refusals
 from schemaless.topology import load_topology
 from tests.conftest import FLAVOUR
@@ -143,3 +144,21 @@ def test_an_administrator_s_session_and_the_command_line_take_it_up(rotated):
         assert session.query("SELECT 1 AS it") == [{"it": 1}]
     with SyncStorage(topology, timeout_s=60.0) as storage:
         assert storage.master("b").run(query, "SELECT 1") == ((1,),)
+
+
+def test_an_account_that_is_blocked_after_wrong_passwords_is_refused(rotated, running):
+    """It runs, whatever the number of the error, so nobody takes it for dead."""
+    right = rotated.node("b1")
+    wrong, administrator = replace(right, password="wrong", file=None), running.administrators.nodes["b1"]
+    with AdminSession(administrator) as session:
+        if FLAVOUR is Flavour.MYSQL:
+            session.query(f"ALTER USER '{rotated.user}'@'%' FAILED_LOGIN_ATTEMPTS 2 PASSWORD_LOCK_TIME 1")
+        else:
+            session.query("SET GLOBAL max_password_errors = 2")
+        try:
+            for node in (wrong, wrong, wrong, replace(right, file=None)):
+                with pytest.raises(AccountRefused, match=f"b1 refuses the account '{rotated.user}'"):
+                    connect(node, 2.0, 10.0)
+        finally:
+            if FLAVOUR is not Flavour.MYSQL:
+                session.query("SET GLOBAL max_password_errors = DEFAULT; FLUSH PRIVILEGES")
