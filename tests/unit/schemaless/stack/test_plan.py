@@ -272,19 +272,22 @@ def test_a_blank_in_a_path_is_no_reason(tmp_path):
 
 
 def test_a_start_in_containers_keeps_servers_that_were_added(tmp_path):
-    """The set-up writes the file at each start, and knows only the first servers."""
+    """The set-up writes the file at each start, and knows only the first servers. A password that was rotated is that
+    of all.
+    """
 
-    def document(**clusters):
+    def document(password, **clusters):
+        account = {"user": SERVICE_USER, "password": password}
         return {
             "version": 2,
-            "clusters": {cluster: [{"name": name} for name in names] for cluster, names in clusters.items()},
+            "clusters": {name: [{"name": one, **account} for one in servers] for name, servers in clusters.items()},
         }
 
     file = tmp_path / "topology.json"
-    first = document(a=["a1", "a2"], b=["b1"])
+    first = document("rotated", a=["a1", "a2"], b=["b1"])
     assert with_added(first, file) == first
-    file.write_text(json.dumps(document(a=["a1", "a4"], b=["b1"], c=["c1"])))
-    assert with_added(first, file) == document(a=["a1", "a2", "a4"], b=["b1"], c=["c1"])
+    file.write_text(json.dumps(document("old", a=["a1", "a4"], b=["b1"], c=["c1"])))
+    assert with_added(first, file) == document("rotated", a=["a1", "a2", "a4"], b=["b1"], c=["c1"])
 
 
 def test_a_plan_that_was_kept_has_the_servers_that_were_added(tmp_path):
