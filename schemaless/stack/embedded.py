@@ -25,7 +25,9 @@ from schemaless.config import StackSettings
 from schemaless.errors import Misconfigured, SchemalessError, Unavailable
 from schemaless.quantity import quantity
 from schemaless.stack import kafka_broker, mysql_server
+from schemaless.stack.admin import Accounts
 from schemaless.stack.endpoints import await_masters, present_masters, refresh_endpoints, remove_endpoints
+from schemaless.stack.mysql_server import MySQLServer
 from schemaless.stack.plan import (
     PortInUse,
     StackPlan,
@@ -37,7 +39,6 @@ from schemaless.stack.plan import (
     require_free,
     require_plan,
     verify_paths,
-    write_private_json,
 )
 from schemaless.stack.programs import SEE_LOG
 from schemaless.stack.supervision import (
@@ -176,13 +177,20 @@ def _prepare(plan: StackPlan, services: Sequence[SupervisedProgram], say: Say) -
         say(f"initialising {quantity(len(new), f'{plan.flavour} server')}")
     with ThreadPoolExecutor() as pool:
         broker = pool.submit(kafka_broker.prepare, plan.broker())
-        template = plan.home / "mysql" / ".template"
-        if new:
-            mysql_server.make_template(template, plan.flavour, plan.accounts)
-        for server in servers:
-            mysql_server.prepare(server, template)
-        shutil.rmtree(template, ignore_errors=True)
+        prepare_servers(plan, servers)
         broker.result()
+
+
+def prepare_servers(plan: StackPlan, servers: Sequence[MySQLServer]) -> None:
+    """Makes what servers lack. New ones let in the accounts that the files name now."""
+    template = plan.home / "mysql" / ".template"
+    made_with: Accounts | None = None
+    for server in servers:
+        if not server.data.is_dir() and (accounts := plan.accounts_of(server)) != made_with:
+            mysql_server.make_template(template, plan.flavour, accounts)
+            made_with = accounts
+        mysql_server.prepare(server, template)
+    shutil.rmtree(template, ignore_errors=True)
 
 
 def _start_storage(plan: StackPlan, say: Say) -> None:
@@ -191,9 +199,8 @@ def _start_storage(plan: StackPlan, say: Say) -> None:
     awaited = [server for server in servers if server.name in running]
     with ThreadPoolExecutor(len(servers)) as pool:
         list(pool.map(lambda server: mysql_server.wait_ready(server, plan.administrator(server)), awaited))
-    document, administrators = plan.topology_documents(servers)
-    write_private_json(plan.topology_file, document)
-    write_private_json(plan.admin_topology_file, administrators)
+    plan.write_topology(servers)
+    plan.write_admin_topology(servers)
     if _start(plan, [CONTROLLER], "the controller", say):
         await_masters(load_topology(plan.topology_file), plan.log(CONTROLLER))
 
