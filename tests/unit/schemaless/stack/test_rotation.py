@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from schemaless.bus import kafka_accounts
+from schemaless.bus.kafka_accounts import KafkaUser
 from schemaless.config import StackSettings
+from schemaless.runtime.kafka_access import KafkaAccount, read_account
 from schemaless.stack import embedded, growth, kafka_broker, mysql_server
 from schemaless.stack.admin import Accounts
 from schemaless.stack.mysql_server import MySQLServer, PlannedServer
@@ -131,3 +134,22 @@ def test_a_password_that_is_written_into_stack_json_while_servers_change_stays(p
     assert kept.accounts.reader_password == "new-reader"
     assert kept.kafka_accounts is not None
     assert kept.kafka_accounts.passwords["admin"] == "new-admin"
+
+
+@pytest.mark.usefixtures("made_with")
+def test_the_files_of_kafkas_accounts_stay_as_long_as_its_data(plan: StackPlan) -> None:
+    """A broker that is made anew knows the accounts of stack.json only. The controller reads a file before Kafka runs,
+    so a first start makes them before it starts anything.
+    """
+    file = plan.kafka_account_file(KafkaUser.TAILER)
+    assert plan.kafka_accounts is not None
+    own = plan.kafka_accounts.account(KafkaUser.TAILER)
+    rotated = KafkaAccount("tailer", "rotated")
+    embedded._prepare(plan, [], print)
+    assert read_account(file) == own
+    kafka_accounts.write_account(file, rotated)
+    embedded._prepare(plan, [], print)
+    assert read_account(file) == rotated
+    plan.broker().data.rmdir()
+    embedded._prepare(plan, [], print)
+    assert read_account(file) == own
