@@ -44,7 +44,7 @@ class KafkaAccounts:
     passwords: Mapping[str, str] = field(repr=False)
 
     def account(self, user: KafkaUser) -> KafkaAccount:
-        return KafkaAccount(user, self.passwords[user])
+        return KafkaAccount(user.value, self.passwords[user])
 
 
 def new_kafka_accounts() -> KafkaAccounts:

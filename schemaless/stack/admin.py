@@ -27,7 +27,7 @@ REPLICATION_USER = "replication"
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """The passwords of the accounts. They are letters and digits only, so they need no quoting anywhere."""
+    """The passwords of the accounts. Those of a stack are letters and digits until somebody rotates them."""
 
     admin_password: str = field(repr=False)
     service_password: str = field(repr=False)
@@ -55,16 +55,21 @@ def account_statements(flavour: Flavour, accounts: Accounts) -> tuple[str, ...]:
     transactions, and the right beside it the filters of replication. As it has neither SUPER nor a right to write in
     spite of it, `read_only` binds it.
     """
+
+    def account(user: str, password: str) -> str:
+        quoted = password.replace("\\", "\\\\").replace("'", "''")
+        return f"CREATE USER IF NOT EXISTS '{user}'@'%' IDENTIFIED BY '{quoted}'"
+
     return (
         *(_NOBODY_ELSE[flavour] if flavour is Flavour.MARIADB else ()),
-        f"CREATE USER IF NOT EXISTS '{ADMIN_USER}'@'%' IDENTIFIED BY '{accounts.admin_password}'",
+        account(ADMIN_USER, accounts.admin_password),
         f"GRANT ALL PRIVILEGES ON *.* TO '{ADMIN_USER}'@'%' WITH GRANT OPTION",
-        f"CREATE USER IF NOT EXISTS '{SERVICE_USER}'@'%' IDENTIFIED BY '{accounts.service_password}'",
+        account(SERVICE_USER, accounts.service_password),
         f"GRANT PROCESS, {_REPLICA[flavour]} ON *.* TO '{SERVICE_USER}'@'%'",
         f"GRANT {SERVICE_PRIVILEGES} ON schemaless.* TO '{SERVICE_USER}'@'%'",
-        f"CREATE USER IF NOT EXISTS '{READER_USER}'@'%' IDENTIFIED BY '{accounts.reader_password}'",
+        account(READER_USER, accounts.reader_password),
         f"GRANT SELECT, PROCESS, SHOW DATABASES, {_MONITOR[flavour]} ON *.* TO '{READER_USER}'@'%'",
-        f"CREATE USER IF NOT EXISTS '{REPLICATION_USER}'@'%' IDENTIFIED BY '{accounts.replication_password}'",
+        account(REPLICATION_USER, accounts.replication_password),
         f"GRANT REPLICATION SLAVE ON *.* TO '{REPLICATION_USER}'@'%'",
         *(_NOBODY_ELSE[flavour] if flavour is Flavour.MYSQL else ()),
     )

@@ -105,11 +105,15 @@ def make_accounts(settings: ContainerAccountsSettings) -> None:
 
 
 def with_added(document: dict[str, Any], file: Path) -> dict[str, Any]:
-    """Returns a topology document with the servers that somebody added to the file since (docs/growth.md)."""
+    """Returns a topology document with the servers that somebody added to the file since (docs/growth.md). They have
+    the account of the first servers, whose password may have been rotated.
+    """
     if file.exists():
-        names = {entry["name"] for entries in document["clusters"].values() for entry in entries}
+        first = [entry for entries in document["clusters"].values() for entry in entries]
+        names = {entry["name"] for entry in first}
+        account = {key: first[0][key] for key in ("user", "password")}
         for cluster, entries in json.loads(file.read_bytes())["clusters"].items():
-            added = [entry for entry in entries if entry["name"] not in names]
+            added = [entry | account for entry in entries if entry["name"] not in names]
             if added:
                 document["clusters"][cluster] = [*document["clusters"].get(cluster, ()), *added]
     return document

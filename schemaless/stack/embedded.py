@@ -22,10 +22,12 @@ import urllib3
 from schemaless.bus import kafka_accounts
 from schemaless.bus.kafka_accounts import KafkaUser
 from schemaless.config import StackSettings
-from schemaless.errors import Misconfigured, SchemalessError, Unavailable
+from schemaless.errors import BusRefuses, Misconfigured, SchemalessError, Unavailable
 from schemaless.quantity import quantity
 from schemaless.stack import kafka_broker, mysql_server
+from schemaless.stack.admin import Accounts
 from schemaless.stack.endpoints import await_masters, present_masters, refresh_endpoints, remove_endpoints
+from schemaless.stack.mysql_server import MySQLServer
 from schemaless.stack.plan import (
     PortInUse,
     StackPlan,
@@ -37,7 +39,6 @@ from schemaless.stack.plan import (
     require_free,
     require_plan,
     verify_paths,
-    write_private_json,
 )
 from schemaless.stack.programs import SEE_LOG
 from schemaless.stack.supervision import (
@@ -96,7 +97,7 @@ def up(
         cold = not any(process.started for process in processes(home) if process.role is ProcessRole.KAFKA)
         topology, administrators = map(load_topology, (plan.topology_file, plan.admin_topology_file))
         if _start(plan, ["kafka"], "Kafka", say):
-            kafka_broker.wait_ready(plan.broker())
+            _await_kafka(plan)
             _let_into_kafka(plan, known_datastores(topology))
         create_default_datastore(topology, plan.broker().bootstrap, administrators)
         _start_services(plan, say)
@@ -122,7 +123,7 @@ def up_process(home: Path, name: str) -> None:
     start(home, name)
     wait_for(home, [name], {ProcessState.RUNNING}, timeout_s=READY_TIMEOUT_S)
     if name == "kafka":
-        kafka_broker.wait_ready(plan.broker())
+        _await_kafka(plan)
     elif name in servers:
         mysql_server.wait_ready(servers[name], plan.administrator(servers[name]))
 
@@ -175,14 +176,34 @@ def _prepare(plan: StackPlan, services: Sequence[SupervisedProgram], say: Say) -
     if new:
         say(f"initialising {quantity(len(new), f'{plan.flavour} server')}")
     with ThreadPoolExecutor() as pool:
-        broker = pool.submit(kafka_broker.prepare, plan.broker())
-        template = plan.home / "mysql" / ".template"
-        if new:
-            mysql_server.make_template(template, plan.flavour, plan.accounts)
-        for server in servers:
-            mysql_server.prepare(server, template)
-        shutil.rmtree(template, ignore_errors=True)
+        broker = pool.submit(_prepare_kafka, plan)
+        prepare_servers(plan, servers)
         broker.result()
+
+
+def prepare_servers(plan: StackPlan, servers: Sequence[MySQLServer]) -> None:
+    """Makes what servers lack. New ones let in the accounts that the files name now."""
+    template = plan.home / "mysql" / ".template"
+    made_with: Accounts | None = None
+    for server in servers:
+        if not server.data.is_dir() and (accounts := plan.accounts_of(server)) != made_with:
+            mysql_server.make_template(template, plan.flavour, accounts)
+            made_with = accounts
+        mysql_server.prepare(server, template)
+    shutil.rmtree(template, ignore_errors=True)
+
+
+def _prepare_kafka(plan: StackPlan) -> None:
+    """Makes what Kafka lacks, and the accounts' files, which the controller reads before Kafka runs. A new Kafka knows
+    the accounts of the plan. Files of another one stay: whoever rotates a password writes it there.
+    """
+    broker = plan.broker()
+    is_new = not broker.data.is_dir()
+    for user in (KafkaUser.TAILER, KafkaUser.SERVICE):
+        file = plan.kafka_account_file(user)
+        if plan.kafka_accounts is not None and (is_new or not file.exists()):
+            kafka_accounts.write_account(file, plan.kafka_accounts.account(user))
+    kafka_broker.prepare(broker)
 
 
 def _start_storage(plan: StackPlan, say: Say) -> None:
@@ -191,20 +212,25 @@ def _start_storage(plan: StackPlan, say: Say) -> None:
     awaited = [server for server in servers if server.name in running]
     with ThreadPoolExecutor(len(servers)) as pool:
         list(pool.map(lambda server: mysql_server.wait_ready(server, plan.administrator(server)), awaited))
-    document, administrators = plan.topology_documents(servers)
-    write_private_json(plan.topology_file, document)
-    write_private_json(plan.admin_topology_file, administrators)
+    plan.write_topology(servers)
+    plan.write_admin_topology(servers)
     if _start(plan, [CONTROLLER], "the controller", say):
         await_masters(load_topology(plan.topology_file), plan.log(CONTROLLER))
 
 
+def _await_kafka(plan: StackPlan) -> None:
+    try:
+        kafka_broker.wait_ready(plan.broker())
+    except BusRefuses as error:
+        file = plan.home / "stack.json"
+        error.hint = f"`schemaless down`, write the account's present password into {file}, and `schemaless up`"
+        raise
+
+
 def _let_into_kafka(plan: StackPlan, datastores: Sequence[str]) -> None:
-    """Gives each account its rights, and writes the files of those that services use."""
-    if plan.kafka_accounts is None:
-        return
-    kafka_accounts.grant(plan.broker().bootstrap, datastores)
-    for user in (KafkaUser.TAILER, KafkaUser.SERVICE):
-        kafka_accounts.write_account(plan.kafka_account_file(user), plan.kafka_accounts.account(user))
+    """Gives each account its rights."""
+    if plan.kafka_accounts is not None:
+        kafka_accounts.grant(plan.broker().bootstrap, datastores)
 
 
 def _start_services(plan: StackPlan, say: Say) -> None:

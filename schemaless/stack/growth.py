@@ -19,7 +19,7 @@ from typing import NamedTuple
 from schemaless.errors import Misconfigured, NotFound, StateConflict
 from schemaless.ops.growth import LEARNED_S, await_no_voter, await_open, await_voter, bring_up
 from schemaless.stack import mysql_server, supervision
-from schemaless.stack.embedded import FIRST_START_BYTES, DiskFull, one_at_a_time
+from schemaless.stack.embedded import FIRST_START_BYTES, DiskFull, one_at_a_time, prepare_servers
 from schemaless.stack.endpoints import refresh_endpoints
 from schemaless.stack.mysql_server import MySQLServer, PlannedServer, verify_socket
 from schemaless.stack.plan import (
@@ -27,8 +27,8 @@ from schemaless.stack.plan import (
     StackPlan,
     first_servers,
     keep_plan,
+    keep_servers,
     require_plan,
-    write_private_json,
 )
 from schemaless.stack.remake import copy_data, verify_room
 from schemaless.storage.pymysql_driver import SyncStorage
@@ -100,10 +100,9 @@ class StackSite(NamedTuple):
             ports = {other: port for other, port in plan.ports.items() if other != name}
             rest = replace(plan, planned=[one for one in plan.planned if one.name != name], ports=ports)
             self.say(f"the controller leaves {name} out")
-            document, administrators = rest.topology_documents(_known(rest))
-            write_private_json(plan.admin_topology_file, administrators)
+            rest.write_admin_topology(_known(rest))
             await_no_voter(load_topology(plan.topology_file), cluster, name)
-            keep_plan(rest)  # before it is stopped: `up` doesn't start it any more
+            keep_servers(rest)  # before it is stopped: `up` doesn't start it any more
             self.say(f"stopping {name}")
             with suppress(NotFound):
                 supervision.remove_program(self.home, name)
@@ -111,7 +110,7 @@ class StackSite(NamedTuple):
             kept = folder.with_name(f"{name}.removed-{int(time.time())}")
             with suppress(FileNotFoundError):
                 shutil.rmtree(folder) if delete else folder.rename(kept)
-            write_private_json(plan.topology_file, document)  # last: a repeated command looks for it there
+            rest.write_topology(_known(rest))  # last: a repeated command looks for it there
             refresh_endpoints(self.home)
         return f"{name} is removed" + ("" if delete else f": its data is in {kept}")
 
@@ -151,15 +150,15 @@ def _servers(plan: StackPlan, planned: Sequence[PlannedServer]) -> list[MySQLSer
 
 
 def _made(plan: StackPlan, own: Sequence[PlannedServer]) -> StackPlan:
-    """Makes empty servers, and then writes the plan that has them."""
+    """Makes empty servers with the present accounts of others, and then writes the plan that has them."""
+    plan = replace(plan, accounts=plan.accounts_of(plan.servers()[0]))
+    keep_plan(plan)  # a repeated command finds them there: no topology has the cluster yet
     plan = plan.with_servers([*plan.planned, *own])
-    template = plan.home / "mysql" / ".template"
-    mysql_server.make_template(template, plan.flavour, plan.accounts)
-    for server in _servers(plan, own):
+    servers = _servers(plan, own)
+    for server in servers:
         shutil.rmtree(server.folder, ignore_errors=True)  # of a command that was killed before it wrote the plan
-        mysql_server.prepare(server, template)
-    shutil.rmtree(template)
-    keep_plan(plan)
+    prepare_servers(plan, servers)
+    keep_servers(plan)
     return plan
 
 
@@ -187,7 +186,7 @@ def _copied(plan: StackPlan, one: PlannedServer, say: Say) -> StackPlan:
         copy_data(donor, fresh)
     fresh.rename(server.data)
     mysql_server.prepare(server, server.folder)
-    keep_plan(plan)
+    keep_servers(plan)
     return plan
 
 
@@ -216,8 +215,7 @@ def _known(plan: StackPlan, own: Sequence[PlannedServer] = ()) -> list[MySQLServ
 
 def _join(plan: StackPlan, own: Sequence[PlannedServer]) -> Topology:
     """Writes the services' file, and when they have read it the controller's."""
-    document, administrators = plan.topology_documents(_known(plan, own))
-    write_private_json(plan.topology_file, document)
+    plan.write_topology(_known(plan, own))
     time.sleep(LEARNED_S)
-    write_private_json(plan.admin_topology_file, administrators)
+    plan.write_admin_topology(_known(plan, own))
     return load_topology(plan.topology_file)

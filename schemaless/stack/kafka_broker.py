@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schemaless.bus.kafka_accounts import KafkaAccounts, KafkaUser
-from schemaless.errors import BusUnavailable
+from schemaless.errors import BusRefuses, BusUnavailable
 from schemaless.runtime.kafka_access import SCRAM, KafkaAccess, KafkaAddress
 from schemaless.runtime.tls import Tls, write_private_text
 from schemaless.stack.programs import SEE_LOG, find_kafka_jars, find_program
@@ -176,9 +176,11 @@ def prepare(broker: KafkaBroker) -> None:
 def wait_ready(
     broker: KafkaBroker, *, alive: Callable[[], bool] = lambda: True, timeout_s: float = READY_TIMEOUT_S
 ) -> None:
-    """Return once the broker calls itself alive. Raises BusUnavailable when it has ended or is late."""
+    """Returns once the broker calls itself alive. Raises BusUnavailable when it has ended or is late, and BusRefuses
+    for an account that it refuses.
+    """
     deadline = time.monotonic() + timeout_s
-    while not answers(broker.bootstrap):
+    while not _is_alive(broker.bootstrap):
         if not alive():
             raise BusUnavailable(f"the Kafka broker ended while starting; its log: {broker.log}", hint=SEE_LOG)
         if time.monotonic() > deadline:
@@ -189,17 +191,23 @@ def wait_ready(
 
 
 def answers(bootstrap: str, timeout_s: float = 1.0) -> bool:
-    """True if a broker is reachable there and is part of its cluster."""
-    from confluent_kafka import KafkaException
+    """True if a broker is reachable there, is part of its cluster, and lets us in."""
+    try:
+        return _is_alive(bootstrap, timeout_s)
+    except BusRefuses:
+        return False
+
+
+def _is_alive(bootstrap: str, timeout_s: float = 1.0) -> bool:
     from confluent_kafka.admin import AdminClient
 
-    from schemaless.bus.client import client_settings
+    from schemaless.bus.client import client_settings, metadata_of
 
     # Refused connections while it starts are expected: no log lines about them.
     client = AdminClient({**client_settings(bootstrap), "reconnect.backoff.max.ms": 100})
     try:
-        return bool(client.list_topics(timeout=timeout_s).brokers)
-    except KafkaException:
+        return bool(metadata_of(client, bootstrap, "asking for brokers", timeout_s).brokers)
+    except BusUnavailable:
         return False
 
 

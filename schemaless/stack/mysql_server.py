@@ -76,9 +76,8 @@ class MySQLServer:
 
 def make_template(folder: Path, flavour: Flavour, accounts: Accounts) -> None:
     """Initialises one data folder, which `prepare` copies for every server. That is faster than initialising each."""
-    if folder.is_dir():
-        return
     folder.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)  # of a killed command, maybe with passwords of that time
     for killed in folder.parent.glob(f"{folder.name}.*"):
         shutil.rmtree(killed, ignore_errors=True)
     own = Path(

@@ -20,6 +20,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from schemaless.bus.kafka_accounts import KafkaAccounts, KafkaUser, account_file, new_kafka_accounts
 from schemaless.config import StackSettings
 from schemaless.errors import Misconfigured, SchemalessError
@@ -28,7 +30,14 @@ from schemaless.stack.admin import ADMIN_USER, REPLICATION_USER, Accounts, new_a
 from schemaless.stack.kafka_broker import KafkaBroker
 from schemaless.stack.mysql_server import MySQLServer, PlannedServer, planned_servers, socket_folder
 from schemaless.stack.programs import Flavour
-from schemaless.topology import TOPOLOGY_VERSION, Node, Topology, load_topology
+from schemaless.topology import (
+    TOPOLOGY_VERSION,
+    Node,
+    ReplicationAccount,
+    Topology,
+    load_topology,
+    parse_topology,
+)
 
 FORMAT = 4
 CLUSTERS = ("a", "b")
@@ -50,7 +59,8 @@ class StackPlan:
     """One stack. `home` is absolute.
 
     `ports` are by server name, "kafka", "kafka-controller", "api-N", and "NAME-metrics" of the other services.
-    `planned` are the storage servers. Those of CLUSTERS come with the stack, others were added.
+    `planned` are the storage servers. Those of CLUSTERS come with the stack, others were added. `accounts` are those of
+    the newest cluster when it was made. What was rotated since is in the topology's files, but for the reader's.
     """
 
     home: Path
@@ -75,24 +85,40 @@ class StackPlan:
 
     def node(self, server: MySQLServer) -> Node:
         """Returns a server as the services see it, with the account that their file names."""
-        return _as_rotated(server.node(self.accounts), self.topology_file)
+        return _as_rotated(server.node(self.accounts), _topology_of(self.topology_file))
 
     def administrator(self, server: MySQLServer) -> Node:
         """Returns a server as administrators reach it, with the account that their file names."""
-        return _as_rotated(server.administrator(self.accounts), self.admin_topology_file)
+        return _as_rotated(server.administrator(self.accounts), _topology_of(self.admin_topology_file))
 
-    def topology_documents(self, servers: Sequence[MySQLServer]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns the services' topology of these servers, and the administrators'. Accounts stay as the files name
-        them: whoever rotates a password writes it there.
-        """
-        services, administrators = (
-            nodes_document(map(self.node, servers)),
-            nodes_document(map(self.administrator, servers)),
+    def accounts_of(self, server: MySQLServer) -> Accounts:
+        """Returns the accounts that a server is made with, with the passwords that the files name now."""
+        administrators = _topology_of(self.admin_topology_file)
+        return Accounts(
+            admin_password=self.administrator(server).password,
+            service_password=self.node(server).password,
+            reader_password=self.accounts.reader_password,
+            replication_password=self._replication(administrators).password,
         )
-        replication = {"user": REPLICATION_USER, "password": self.accounts.replication_password}
-        if self.admin_topology_file.exists() and (known := load_topology(self.admin_topology_file).replication):
-            replication = {"user": known.user, "password": known.password}
-        return services, {**administrators, "replication": replication}
+
+    def write_topology(self, servers: Sequence[MySQLServer]) -> None:
+        """Writes the services' topology of these servers. Accounts stay as the file names them: whoever rotates a
+        password writes it there.
+        """
+        known = _topology_of(self.topology_file)
+        made = (_as_rotated(server.node(self.accounts), known) for server in servers)
+        _write_changed(self.topology_file, nodes_document(made), known)
+
+    def write_admin_topology(self, servers: Sequence[MySQLServer]) -> None:
+        """Writes the administrators' topology as `write_topology` does the services'."""
+        known = _topology_of(self.admin_topology_file)
+        made = (_as_rotated(server.administrator(self.accounts), known) for server in servers)
+        replication = msgspec.to_builtins(self._replication(known))
+        _write_changed(self.admin_topology_file, {**nodes_document(made), "replication": replication}, known)
+
+    def _replication(self, administrators: Topology | None) -> ReplicationAccount:
+        made = ReplicationAccount(REPLICATION_USER, self.accounts.replication_password)
+        return made if administrators is None else administrators.replication or made
 
     def with_servers(self, planned: Sequence[PlannedServer]) -> StackPlan:
         """Returns the plan with these servers. New ones get ports that are free now."""
@@ -158,15 +184,24 @@ class StackPlan:
         return [f"http://127.0.0.1:{self.ports[name]}" for name in api_names()]
 
 
-def _as_rotated(made: Node, file: Path) -> Node:
+def _topology_of(file: Path) -> Topology | None:
+    return load_topology(file) if file.exists() else None
+
+
+def _as_rotated(made: Node, known: Topology | None) -> Node:
     """Returns a server with the account that a file names for it, or for others of its cluster, of which it is a copy.
     Without one it is the account that it was made with.
     """
-    if not file.exists():
+    if known is None:
         return made
-    known = load_topology(file)
     others = known.clusters[made.cluster].nodes if made.cluster in known.clusters else (made,)
     return made.as_known_to(known.nodes.get(made.name, others[0]))
+
+
+def _write_changed(file: Path, document: dict[str, Any], known: Topology | None) -> None:
+    """Writes a topology that differs from what was read just now. Each write may undo one of somebody else."""
+    if parse_topology(document) != known:
+        write_private_json(file, document)
 
 
 def first_servers() -> list[PlannedServer]:
@@ -267,6 +302,11 @@ def keep_plan(plan: StackPlan) -> None:
         "kafka_accounts": plan.kafka_accounts and dict(plan.kafka_accounts.passwords),
     }
     write_private_json(plan.home / "stack.json", document)
+
+
+def keep_servers(plan: StackPlan) -> None:
+    """Writes the servers of a plan. Passwords stay as stack.json has them by now."""
+    keep_plan(replace(require_plan(plan.home), planned=plan.planned, ports=plan.ports))
 
 
 def topology_document(servers: Sequence[MySQLServer], accounts: Accounts) -> dict[str, Any]:

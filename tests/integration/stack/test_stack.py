@@ -1,4 +1,6 @@
-"""The embedded stack on real servers: started, harmed, stopped, started again. A sleeper stands for the services."""
+"""The embedded stack on real servers: started, harmed, stopped, started again. A sleeper stands for the services. Its
+Kafka has accounts.
+"""
 
 import itertools
 import json
@@ -17,14 +19,16 @@ import pymysql
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from schemaless.bus import warm_up
+from schemaless.bus import kafka_accounts, warm_up
+from schemaless.bus.client import client_settings
+from schemaless.bus.kafka_accounts import KafkaUser
 from schemaless.cli.stack import up
 from schemaless.config import StackSettings
-from schemaless.errors import AccountRefused, NotFound
+from schemaless.errors import AccountRefused, BusRefuses, NotFound
 from schemaless.ops.datastores import create_datastore
 from schemaless.runtime.kafka_access import KafkaAccess, KafkaAccount, KafkaAddress, read_account
 from schemaless.stack import embedded, kafka_broker, supervision
-from schemaless.stack.admin import SERVICE_USER, Accounts, session
+from schemaless.stack.admin import READER_USER, SERVICE_USER, Accounts, session
 from schemaless.stack.endpoints import _kafka_account, present_masters, refresh_endpoints
 from schemaless.stack.local import LocalServer, running_topology
 from schemaless.stack.mysql_server import MySQLServer
@@ -66,7 +70,8 @@ def start(settings: StackSettings, said: list[str] | None = None) -> dict[str, A
 UP = (
     "import sys; from pathlib import Path; from schemaless.config import StackSettings; "
     "from schemaless.stack import embedded; from tests.integration.stack.test_stack import sleeping_services; "
-    "embedded.up(StackSettings(home=Path(sys.argv[1])), say=print, services=sleeping_services)"
+    "settings = StackSettings(home=Path(sys.argv[1]), kafka_accounts=True); "
+    "embedded.up(settings, say=print, services=sleeping_services)"
 )
 
 
@@ -77,7 +82,8 @@ def first_starts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Sta
     for half_made in ("mysql/.template.new", "mysql/a1/data.new", "kafka/data.new"):
         (home / half_made).mkdir(parents=True)
     made = StackSettings(home=home, warm_up_s=0)
-    starts = [subprocess.Popen([sys.executable, "-c", UP, str(home)], stdout=subprocess.PIPE, text=True) for _ in "ab"]
+    argv = [sys.executable, "-X", "faulthandler", "-c", UP, str(home)]  # one that crashes says where
+    starts = [subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) for _ in "ab"]
     try:
         said = [process.communicate(timeout=90)[0] for process in starts]
         assert [process.returncode for process in starts] == [0, 0]
@@ -121,7 +127,7 @@ def test_only_a_first_start_warms_the_broker(first_starts: tuple[StackSettings, 
     repeated: list[str] = []
     start(settings.model_copy(update={"warm_up_s": 4.0}), repeated)
     assert repeated == []
-    admin = AdminClient({"bootstrap.servers": endpoints(settings)["kafka"]})
+    admin = AdminClient(client_settings(require_plan(settings.home).broker().bootstrap))
     until(lambda: warm_up.TOPIC not in admin.list_topics(timeout=10).topics)
 
 
@@ -266,16 +272,17 @@ def test_new_datastore_is_told_soon(settings: StackSettings) -> None:
 
 
 def test_kafka_of_a_stack_with_accounts_lets_in_who_has_one(tmp_path: Path) -> None:
-    """endpoints.json has a reader's. Tailer and other services have files of their own."""
+    """endpoints.json has a reader's. Tailer and other services have files of their own. An administrator who is refused
+    is told so at once.
+    """
     plan = load_or_make_plan(StackSettings(home=tmp_path, kafka_accounts=True))
     assert require_plan(tmp_path) == plan
+    embedded._prepare_kafka(plan)
     broker = plan.broker()
-    kafka_broker.prepare(broker)
     broker.log.parent.mkdir()
     server = LocalServer("kafka", broker.argv(), broker.log, lambda me: kafka_broker.wait_ready(broker, alive=me.alive))
     try:
         server.start()
-        embedded._let_into_kafka(plan, [])
         account = _kafka_account(plan)["kafka_account"]
         plain = str(broker.bootstrap)
         assert not kafka_broker.answers(plain)
@@ -286,8 +293,27 @@ def test_kafka_of_a_stack_with_accounts_lets_in_who_has_one(tmp_path: Path) -> N
         )
         assert tailer["SCHEMALESS_KAFKA_ACCOUNT"] != cleaner["SCHEMALESS_KAFKA_ACCOUNT"]
         assert read_account(Path(tailer["SCHEMALESS_KAFKA_ACCOUNT"])).user == "tailer"
+        kafka_accounts.let_in(broker.bootstrap, KafkaAccount(KafkaUser.ADMIN, "rotated"))
+        refused = until(lambda: refusal(plan))  # Kafka takes up a password a moment after it answered
+        assert "account 'admin'" in str(refused)
+        assert str(tmp_path / "stack.json") in refused.hint
     finally:
         server.kill()
+
+
+def refusal(plan: StackPlan) -> BusRefuses | None:
+    try:
+        embedded._await_kafka(plan)
+    except BusRefuses as error:
+        return error
+    return None
+
+
+def in_stack_file(home: Path, accounts: str, **passwords: str) -> None:
+    """Writes passwords where an operator does for the accounts that have no file of their own."""
+    document = json.loads((home / "stack.json").read_bytes())
+    document[accounts] |= passwords
+    write_private_json(home / "stack.json", document)
 
 
 def test_second_start_changes_nothing(settings: StackSettings) -> None:
@@ -338,10 +364,35 @@ def test_a_rotated_password_is_left_alone_and_one_that_is_refused_is_named(setti
     assert [file.read_text() for file in files] == before
 
 
+def test_rotated_accounts_of_kafka_and_of_readers_stay(settings: StackSettings) -> None:
+    """Those of services are in files. endpoints.json gets the readers' from stack.json."""
+    plan = require_plan(settings.home)
+    file, bootstrap = plan.kafka_account_file(KafkaUser.TAILER), plan.broker().bootstrap
+    rotated = KafkaAccount(KafkaUser.TAILER, "rotated")
+    for user in (KafkaUser.TAILER, KafkaUser.READER):
+        kafka_accounts.let_in(bootstrap, KafkaAccount(user, "rotated"))
+    kafka_accounts.write_account(file, rotated)
+    for server in plan.servers():
+        if server.name in present_masters(load_topology(plan.topology_file)):
+            with session(plan.administrator(server)) as connected:
+                connected.query(f"ALTER USER '{READER_USER}'@'%' IDENTIFIED BY 'rotated'")
+    in_stack_file(settings.home, "accounts", reader_password="rotated")
+    in_stack_file(settings.home, "kafka_accounts", reader="rotated")
+    found = start(settings)
+    assert read_account(file).password == "rotated"
+    assert query(found["clusters"]["a"]["master"], "SELECT 1") == ((1,),)
+    reader = KafkaAddress(found["kafka"], KafkaAccess(KafkaAccount(**found["kafka_account"])))
+    until(lambda: kafka_broker.answers(reader))
+
+
 def test_data_survive_down_and_up(settings: StackSettings) -> None:
-    """Also: the ports stay, and a port that somebody took meanwhile is named."""
+    """Also: the ports stay, a port that somebody took meanwhile is named, and Kafka's administrator has the password
+    that it got before.
+    """
     before = endpoints(settings)
+    kafka_accounts.let_in(require_plan(settings.home).broker().bootstrap, KafkaAccount(KafkaUser.ADMIN, "rotated"))
     embedded.down(settings)
+    in_stack_file(settings.home, "kafka_accounts", admin="rotated")
     assert not (settings.home / "endpoints.json").exists()
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

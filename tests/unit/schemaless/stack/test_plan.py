@@ -14,7 +14,7 @@ import pytest
 from schemaless.config import StackSettings
 from schemaless.errors import Misconfigured
 from schemaless.stack import embedded, supervision
-from schemaless.stack.admin import SERVICE_USER, account_statements, new_accounts
+from schemaless.stack.admin import SERVICE_USER, Accounts, account_statements, new_accounts
 from schemaless.stack.containers import with_added
 from schemaless.stack.mysql_server import (
     SOCKET_PATH_BYTES_MAX,
@@ -59,7 +59,14 @@ def test_plan_is_kept(tmp_path: Path) -> None:
 def test_accounts_stay_as_the_files_name_them(tmp_path: Path) -> None:
     """Somebody rotated them. A server that comes to a cluster is a copy of others. One of a new cluster is none."""
     plan = load_or_make_plan(settings(tmp_path))
-    services, administrators = plan.topology_documents(plan.servers())
+    files = (plan.topology_file, plan.admin_topology_file)
+
+    def written():
+        plan.write_topology(plan.servers())
+        plan.write_admin_topology(plan.servers())
+        return [json.loads(file.read_bytes()) for file in files]
+
+    services, administrators = written()
     assert services == topology_document(plan.servers(), plan.accounts)
     assert administrators == admin_document(services, plan.accounts)
     for entry in services["clusters"]["a"]:
@@ -69,7 +76,7 @@ def test_accounts_stay_as_the_files_name_them(tmp_path: Path) -> None:
     administrators["replication"]["password"] = "newest"
     write_private_json(plan.topology_file, services)
     write_private_json(plan.admin_topology_file, administrators)
-    assert plan.topology_documents(plan.servers()) == (services, administrators)
+    assert written() == [services, administrators]
     grown = plan.with_servers(
         [*plan.planned, PlannedServer("a4", "a", None, 9, 1), PlannedServer("c1", "c", None, 8, 3)]
     )
@@ -144,6 +151,13 @@ def test_nobody_can_log_in_without_a_password(flavour: Flavour) -> None:
     statements = account_statements(flavour, new_accounts())
     assert all("IDENTIFIED BY" in statement for statement in statements if statement.startswith("CREATE USER"))
     assert any("'root'" in statement for statement in statements if statement.startswith(("DELETE", "DROP")))
+
+
+@pytest.mark.parametrize("flavour", Flavour)
+def test_a_password_that_somebody_chose_is_quoted(flavour: Flavour) -> None:
+    statements = account_statements(flavour, Accounts("o'clock", "back\\slash", "plain", "plain"))
+    assert sum("IDENTIFIED BY 'o''clock'" in statement for statement in statements) == 1
+    assert sum("IDENTIFIED BY 'back\\\\slash'" in statement for statement in statements) == 1
 
 
 def test_long_home_gets_short_sockets(tmp_path: Path) -> None:
@@ -272,19 +286,22 @@ def test_a_blank_in_a_path_is_no_reason(tmp_path):
 
 
 def test_a_start_in_containers_keeps_servers_that_were_added(tmp_path):
-    """The set-up writes the file at each start, and knows only the first servers."""
+    """The set-up writes the file at each start, and knows only the first servers. A password that was rotated is that
+    of all.
+    """
 
-    def document(**clusters):
+    def document(password, **clusters):
+        account = {"user": SERVICE_USER, "password": password}
         return {
             "version": 2,
-            "clusters": {cluster: [{"name": name} for name in names] for cluster, names in clusters.items()},
+            "clusters": {name: [{"name": one, **account} for one in servers] for name, servers in clusters.items()},
         }
 
     file = tmp_path / "topology.json"
-    first = document(a=["a1", "a2"], b=["b1"])
+    first = document("rotated", a=["a1", "a2"], b=["b1"])
     assert with_added(first, file) == first
-    file.write_text(json.dumps(document(a=["a1", "a4"], b=["b1"], c=["c1"])))
-    assert with_added(first, file) == document(a=["a1", "a2", "a4"], b=["b1"], c=["c1"])
+    file.write_text(json.dumps(document("old", a=["a1", "a4"], b=["b1"], c=["c1"])))
+    assert with_added(first, file) == document("rotated", a=["a1", "a2", "a4"], b=["b1"], c=["c1"])
 
 
 def test_a_plan_that_was_kept_has_the_servers_that_were_added(tmp_path):
