@@ -354,7 +354,7 @@ class PartitionTail:
             else:
                 doubtful[shard.shard] = page
         if doubtful:
-            await self._judge_reading(doubtful)
+            cells += await self._judge_reading(doubtful)
         if cut:  # large bodies come in smaller batches, so that none are read in vain
             self.cells_max = max(1, len(cells) // 2)
         elif len(cells) >= self.cells_max and self._may_grow:
@@ -394,19 +394,22 @@ class PartitionTail:
         try:
             verify_page(shard.published, page)
         except Corrupt:
-            at = shard.published
-            until = page.cells[-1].added_id if page.cells else page.head.added_id
-            wanted = [Following(at, max(1, min(until - at.added_id, TRANSACTION_CELLS_MAX)))]
-            answers: Mapping[int, ProvenPage | LocationGone] = {}
-            with contextlib.suppress(Unavailable, Misconfigured):
-                reader = self._reader(shard.shard)
-                answers = await reader.ask_master(shard_log.follow, self._datastore, wanted, TRANSACTION_BYTES_MAX)
-            masters = answers.get(shard.shard)
-            if not isinstance(masters, ProvenPage):
+            masters = await self._masters_page(shard, page.cells[-1].added_id if page.cells else page.head.added_id)
+            if masters is None:
                 raise
-            page = masters
-            verify_page(shard.published, page)
+            verify_page(shard.published, masters)
+            return masters
         return page
+
+    async def _masters_page(self, shard: ShardProgress, until: int) -> ProvenPage | None:
+        """Returns the next cells of the master, None if it isn't reached, or hasn't what was published."""
+        at, answers = shard.published, dict[int, ProvenPage | LocationGone]()
+        wanted = [Following(at, max(1, min(until - at.added_id, TRANSACTION_CELLS_MAX)))]
+        with contextlib.suppress(Unavailable, Misconfigured):
+            reader = self._reader(shard.shard)
+            answers |= await reader.ask_master(shard_log.follow, self._datastore, wanted, TRANSACTION_BYTES_MAX)
+        page = answers.get(shard.shard)
+        return page if isinstance(page, ProvenPage) else None
 
     async def _cross_generation(self, shard: ShardProgress) -> None:
         """Announces the next generation that a reader of the shard meets. All cells before it are published (I13)."""
@@ -421,24 +424,31 @@ class PartitionTail:
             return
         kept = {shard.shard: start.starts_at - 1}
         digest = (await reader.run(shard_log.digests, self._datastore, kept))[shard.shard]
+        if digest is None:  # a minion may lack it
+            digest = (await reader.ask_master(shard_log.digests, self._datastore, kept))[shard.shard]
         if digest is None:
             self._report(shard, f"cell {start.starts_at - 1} is missing, and generation {start.generation} follows it")
             return
         announce = self._log.announce
         shard.published_up_to(await in_thread(self._context.publishing, announce, shard.shard, start, digest))
 
-    async def _judge_reading(self, doubtful: Mapping[int, LocationGone]) -> None:
-        """Asks the master about shards of which a node doesn't have what was published."""
+    async def _judge_reading(self, doubtful: Mapping[int, LocationGone]) -> list[StoredCell]:
+        """Asks the master about shards of which a node doesn't have what was published. Returns its next cells of those
+        of which a minion left that out, or has something else.
+        """
         await self._judge([self.shards[number] for number in doubtful])
+        cells: list[StoredCell] = []
         for number, gone in doubtful.items():
             shard = self.shards[number]
             if shard.state is not TailState.WORKING:
                 continue
             lags = gone.head < shard.published.added_id or gone.generation < shard.published.generation
-            if lags or not shard.held:
+            page = None if lags or not shard.held else await self._masters_page(shard, shard.head.added_id)
+            if page is None:
                 self.shards.back_off(shard, NOT_THERE_YET_S)
             else:
-                self._report(shard, f"a minion has another history than its master: {gone}")
+                cells += await self._next_cells(shard, page)
+        return cells
 
     def _report(self, shard: ShardProgress, error: str, stall: Stall = Stall.NOT_DENSE) -> None:
         log.error(
