@@ -23,7 +23,6 @@ from api.index.freshness import BuildEta, IndexCatalogue, IndexFreshness
 from api.index.passes import QueuedRepairs
 from api.metrics import Metrics
 from api.read.reader import ReadBreaker, Reader
-from api.read.replica_lag import ReplicaLag
 from api.read.unsettled import CellReader, Unsettled
 from api.ui.live import OpenPages, SampleHistory
 from api.write.put import CellWriter
@@ -36,6 +35,7 @@ from schemaless.runtime.pace import Sampled
 from schemaless.storage import shard_head
 from schemaless.storage.asyncmy_driver import AsyncStorage, shares_of
 from schemaless.storage.everywhere import for_each_cluster
+from schemaless.storage.replica_lag import ReplicaLag
 from schemaless.storage.shard_head import Moved
 from schemaless.topology import Topology
 

@@ -17,6 +17,7 @@ from schemaless.storage import appointment_table
 from schemaless.storage.appointment_table import OrderState, TopologyOrder
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.everywhere import after, read_everywhere, together, write_everywhere
+from schemaless.storage.replica_lag import ReplicaLag
 from schemaless.topology import load_topology
 
 log = structlog.get_logger()
@@ -47,6 +48,9 @@ async def serve(parts: ServiceParts[ControllerSettings]) -> None:
         settle=settle_from_thread,
         published=lambda datastores: published.of(datastores, PUBLISHED_TIMEOUT_S),
     )
+    controller.holes = lambda: {
+        name: f"lacks {node.settings.lacking}" for name, node in storage.nodes.items() if node.settings.lacking
+    }
     turn = Turn(parts.settings.kafka)
     ordered: dict[str, TopologyOrder] = {}
 
@@ -58,7 +62,10 @@ async def serve(parts: ServiceParts[ControllerSettings]) -> None:
             ordered.update(together([ordered, *answers.found.values()]))
             await asyncio.sleep(PERIOD_S)
 
-    beside = [asyncio.create_task(work) for work in (keep_reading(), keep_ending_switches(storage, turn))]
+    beside = [
+        asyncio.create_task(work)
+        for work in (keep_reading(), keep_ending_switches(storage, turn), ReplicaLag(storage).run())
+    ]
     try:
         while not parts.stop.is_set():
             turn.take_part(not controller.is_deaf)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 
 import structlog
 
@@ -29,6 +29,7 @@ from schemaless.errors import (
     LockTimeout,
     LostHistory,
     Misconfigured,
+    NodeRefuses,
     NotWhole,
     SchemalessError,
     StateConflict,
@@ -40,6 +41,9 @@ from schemaless.storage import schema
 from schemaless.storage.appointment_table import PROMOTED
 from schemaless.storage.asyncmy_driver import LEASE_S
 from schemaless.storage.pymysql_driver import SyncNode
+from schemaless.storage.replica_lag import WALK_S
+from schemaless.storage.server_settings import shows
+from schemaless.storage.shard_log import DensityWalk
 from schemaless.topology import Appointment, Ballot, Datastore, ReplicationAccount, Topology
 
 log = structlog.get_logger()
@@ -169,18 +173,12 @@ class ClusterChange:
             for name, server in heard.items():
                 if name != old:
                     server.stop_receiving()
-            chosen = self._choose(heard, decided)
+            chosen = self._choose(heard, decided, late)
             server = heard[chosen]
             if late is not None:
-                if chosen != old:
-                    raise late
                 server.open_heads(ballot.epoch)  # it is open, and stays so
             self._tell(ballot, "chosen", f"{chosen} has all that {' and '.join(heard)} have")
             if chosen != old:
-                received = server.look().received
-                server.apply_received(APPLY_TIMEOUT_S)
-                if missing := server.lacks(server.look().executed, received):
-                    raise NotWhole(f"{chosen} lost what it had received: {missing}")
                 emit(Event.RECEIVED_APPLIED)
                 if not decided.by_hand:  # written before anybody is appointed, so that it outlives us
                     self._tell(ballot, PROMOTED, f"{chosen} takes the place of {old}, and nobody ordered it")
@@ -269,7 +267,7 @@ class ClusterChange:
             server = self._begin(stack, decided.node, known.ballot)
             if server.look().replication is not None:
                 server.detach()
-        self._tell(known.ballot, "rejoins", f"{decided.node} is made anew, by order")
+        self._tell(known.ballot, "rejoins", f"{decided.node} is made anew, {decided.why}")
 
     def fence(self, decided: Fence) -> None:
         """Closes a server that isn't the master, and takes writes all the same."""
@@ -369,17 +367,47 @@ class ClusterChange:
                 epochs += [head.generation for head in server.heads().values()] if seen.tables else []
         return Ballot(max(epochs, default=0) + 1, self._controller)
 
-    def _choose(self, heard: Mapping[str, Acting], decided: Promote) -> str:
-        """Returns who has all that anybody has. Raises NotWhole where histories parted: then a person decides."""
+    def _choose(self, heard: Mapping[str, Acting], decided: Promote, late: LockTimeout | None) -> str:
+        """Returns who has all that anybody has, and has applied it. `late`: why the old master is still open, so that
+        nobody else can be. Raises NotWhole where histories parted: then a person decides.
+        """
         received = {name: server.look().received for name, server in heard.items()}
         candidates = [decided.old, *heard] if decided.wanted is None else [decided.wanted]
         lost: dict[str, str] = {}
         for name in (name for name in candidates if name in heard):
             lacks = {other: heard[name].lacks(received[name], received[other]) for other in heard}
             lost = {other: missing for other, missing in lacks.items() if missing}
+            if lost:
+                continue
+            if name == decided.old:
+                return name
+            if late is not None:
+                raise late
+            heard[name].apply_received(APPLY_TIMEOUT_S)
+            if missing := heard[name].lacks(heard[name].look().executed, received[name]):
+                raise NotWhole(f"{name} lost what it had received: {missing}")
+            lost = self._left_out(name, heard)
             if not lost:
                 return name
         raise NotWhole(f"no server has all that the others have: {lost}")
+
+    def _left_out(self, name: str, heard: Iterable[str]) -> dict[str, str]:
+        """Returns a cell that another server shows and this one left out, although it has the same position or a later
+        one, by that server. It looks for a moment, first at the newest cells: older holes are known before.
+        """
+        walk, goes_on, until = DensityWalk(), True, time.monotonic() + WALK_S
+        with ExitStack() as stack:
+            nodes = {one: stack.enter_context(closing(SyncNode(self._nodes[one]))) for one in (name, *heard)}
+            own, holes = nodes.pop(name), list[NotWhole]()
+            while goes_on and time.monotonic() < until:
+                with suppress(NodeRefuses):  # what nobody can look at says nothing
+                    holes, goes_on = own.run(walk.look)
+                for hole in holes:
+                    for other, node in nodes.items():
+                        if node.run(shows, hole.database, hole.added_id):
+                            return {other: f"{name} lacks added_id {hole.added_id} of {hole.database}"}
+                    walk.pass_over(hole)
+        return {}
 
     def _await_position(self, servers: Sequence[Server], position: str, timeout_s: float = SWITCH_TIMEOUT_S) -> None:
         """Returns once one of the servers has a position, or where there is none."""

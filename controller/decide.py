@@ -6,7 +6,7 @@ fenced, one that isn't open and is appointed is compared and opened, the others 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -42,8 +42,9 @@ class ObservedCluster(msgspec.Struct, frozen=True):
     """A cluster at one moment. `silent_s`: how long each server has said nothing, 0 if it answered. `refusals`: what
     those say that run and refuse our account, so nobody knows what they have, and they aren't dead. `waited_s`: how
     long the appointed master has answered and wasn't open. `others_away`: masters of other clusters that don't answer.
-    `remakes`: a controller can make a server anew. `may_leave_out`: silent voters
-    weren't tried to be left out just now, without success. `remaking`: the one that it makes anew now.
+    `remakes`: a controller can make a server anew. `may_leave_out`: voters weren't tried to be left out just now,
+    without success. `remaking`: the one that it makes anew now. `holes`: cells that minions lack and their master
+    shows, in words, and `stay_holed` those that showed them for a while since their start.
     """
 
     cluster: str
@@ -62,6 +63,8 @@ class ObservedCluster(msgspec.Struct, frozen=True):
     remakes: bool = False
     remaking: str = ""
     may_leave_out: bool = True
+    holes: Mapping[str, str] = {}
+    stay_holed: Collection[str] = ()
 
     @property
     def ordered(self) -> OrderKind | None:
@@ -125,7 +128,7 @@ class Promote(msgspec.Struct, frozen=True):
 
 
 class RemoveVoters(msgspec.Struct, frozen=True):
-    """Voters that are silent, or will be made anew, are none until they follow again. `stay`: the others."""
+    """Voters that are silent, lack cells, or will be made anew, are none until they follow again. `stay` don't."""
 
     leave: Sequence[str]
     stay: Sequence[str]
@@ -150,9 +153,12 @@ class Keep(msgspec.Struct, frozen=True):
 
 
 class Rejoin(msgspec.Struct, frozen=True):
-    """A minion that doesn't follow is taken for one with a tail. So what only it has is kept, and it is made anew."""
+    """A minion that doesn't follow, or lacks cells, is taken for one with a tail: what only it has is kept, and it is
+    made anew.
+    """
 
     node: str
+    why: str = "by order"
 
 
 class Remake(msgspec.Struct, frozen=True):
@@ -198,7 +204,7 @@ def _decide(view: ObservedCluster) -> Decision:
         return _open_again(view, appointment)
     if view.order is not None and view.ordered is not OrderKind.REJOIN:
         return _switch(view, appointment, view.order)
-    return _silent_voters(view, appointment) or _followers(view, appointment)
+    return _silent_voters(view, appointment) or _holed_voters(view, appointment) or _followers(view, appointment)
 
 
 def _first(view: ObservedCluster) -> Decision:
@@ -262,7 +268,7 @@ def _promote(view: ObservedCluster, appointment: Appointment, why: str) -> Decis
     promotion = _promotion(view, appointment)
     if not promotion.hear:
         return Wait("dead", f"{why}, and no minion of {view.cluster} can be promoted")
-    if not promotion.by_hand and (not_alone := _not_by_itself(view)):
+    if not promotion.by_hand and (not_alone := _not_by_itself(view) or _all_holed(view, promotion.hear)):
         return Wait("dead", f"{why}: {not_alone}")
     return promotion
 
@@ -287,7 +293,8 @@ def _must_be_heard(view: ObservedCluster, names: Sequence[str]) -> str:
 
 
 def _promotion(view: ObservedCluster, appointment: Appointment) -> Promote:
-    hear = [name for name in appointment.voters if name in view.seen]
+    """The first is chosen of those that have equally much, so one that lacks cells comes last."""
+    hear = sorted((name for name in appointment.voters if name in view.seen), key=lambda name: bool(_holed(view, name)))
     by_hand = view.ordered is OrderKind.PROMOTE
     return Promote(appointment.master, hear, view.order.node if view.order and by_hand else None, by_hand)
 
@@ -306,6 +313,12 @@ def _not_by_itself(view: ObservedCluster) -> str | None:
             f" `schemaless topology acknowledge {view.cluster}`, or promote by hand"
         )
     return None
+
+
+def _all_holed(view: ObservedCluster, hear: Sequence[str]) -> str | None:
+    holes = [f"{name} {why}" for name in hear if (why := _holed(view, name))]
+    back = f"start the master, or `schemaless topology promote {view.cluster}`, which goes on without these cells"
+    return f"{'; '.join(holes)}: {back}" if len(holes) == len(hear) else None
 
 
 def _open_again(view: ObservedCluster, appointment: Appointment) -> Decision:
@@ -329,7 +342,7 @@ def _switch(view: ObservedCluster, appointment: Appointment, order: TopologyOrde
     if order.kind is not OrderKind.SWITCH:
         return Wait("refused", f"{appointment.master} is open already")
     candidates = appointment.voters if order.node is None else (order.node,)
-    return Switch(appointment.master, next(name for name in candidates if name in view.seen and _receives(view, name)))
+    return Switch(appointment.master, next(name for name in candidates if _is_ready(view, name)))
 
 
 def _rejoin(view: ObservedCluster, appointment: Appointment) -> RemoveVoters | Rejoin | Wait | None:
@@ -380,7 +393,7 @@ def how_far(view: ObservedCluster, order: TopologyOrder) -> TopologyOrder:
 
 def _donors(view: ObservedCluster, appointment: Appointment, name: str) -> list[str]:
     """Returns the minions of which a server may be a copy. The master is never stopped for one."""
-    ready = [other for other in appointment.voters if other in view.seen and _receives(view, other)]
+    ready = [other for other in appointment.voters if _is_ready(view, other)]
     return [other for other in ready if other not in view.tails and other != name]
 
 
@@ -402,12 +415,25 @@ def _silent_voters(view: ObservedCluster, appointment: Appointment) -> RemoveVot
     return RemoveVoters(silent, stay) if is_ready and view.may_leave_out else None
 
 
+def _holed_voters(view: ObservedCluster, appointment: Appointment) -> RemoveVoters | None:
+    """Returns the voters that lack cells, where another one stays. Promoted, one would have lost what was confirmed."""
+    leave = [name for name in appointment.voters if _holed(view, name)]
+    stay = [name for name in appointment.voters if name not in leave]
+    if not leave or view.others_away or view.unheard(stay) or not any(_is_ready(view, name) for name in stay):
+        return None
+    return RemoveVoters(leave, stay) if view.may_leave_out else None
+
+
 def _followers(view: ObservedCluster, appointment: Appointment) -> Decision:
-    """The next server that doesn't follow or vote. One whose replication stopped with an error is a person's."""
+    """The next server that doesn't follow or vote. One whose replication stopped with an error is a person's, and one
+    that lacks cells gets no vote.
+    """
     for name, one in view.seen.items():
         if name in (appointment.master, view.rejoining) or name in view.tails:
             continue
         if name in appointment.voters and _receives(view, name):
+            continue
+        if name not in appointment.voters and _holed(view, name):
             continue
         if one.replication is not None and one.replication.error and _is_from(view, name, appointment.master):
             continue
@@ -416,8 +442,15 @@ def _followers(view: ObservedCluster, appointment: Appointment) -> Decision:
 
 
 def _tails(view: ObservedCluster, appointment: Appointment) -> Decision:
-    """A server with a tail holds nothing up: the cluster is healthy without it."""
+    """A server with a tail, or without some cells, holds nothing up: the cluster is healthy without it."""
     reasons = []
+    for name in view.nodes:
+        if name in view.tails or not (why := _holed(view, name)):
+            continue
+        is_due = name in view.stay_holed and name not in appointment.voters and view.remakes and not view.tails
+        if is_due and _donors(view, appointment, name):
+            return Rejoin(name, f"because it {why}")
+        reasons.append(f"{name} {why}")
     for name, tail in view.tails.items():
         if tail.waiting != 0:
             if tail.is_due:
@@ -453,6 +486,8 @@ def _node_state(view: ObservedCluster, name: str) -> NodeState:
         why = view.order.told
     elif appointment is not None and not _receives(view, name):
         why = (one.replication.error if one.replication is not None else "") or f"doesn't receive {appointment.master}"
+    else:
+        why = _holed(view, name)
     return NodeState(name, "voter" if appointment is not None and name in appointment.voters else "following", why)
 
 
@@ -465,6 +500,23 @@ def _receives(view: ObservedCluster, name: str) -> bool:
         and replication.receiving
         and replication.applying
     )
+
+
+def _holed(view: ObservedCluster, name: str) -> str:
+    """Returns what a minion lacks of its master's cells, or why it soon will, '' if nothing is known of that."""
+    if view.appointment is None:
+        return ""
+    one, master = view.seen.get(name), view.seen.get(view.appointment.master)
+    if one is None or one is master:
+        return ""
+    if master is not None and one.server_id == master.server_id:
+        return f"has the server id of {view.appointment.master}, and takes what that wrote for its own"
+    return view.holes.get(name, "")
+
+
+def _is_ready(view: ObservedCluster, name: str) -> bool:
+    """True for a minion that may be the next master, or be copied."""
+    return name in view.seen and _receives(view, name) and not _holed(view, name)
 
 
 def _is_from(view: ObservedCluster, name: str, master: str) -> bool:
@@ -501,7 +553,7 @@ def _rejoin_refused(view: ObservedCluster, appointment: Appointment, name: str) 
         return f"{name} is the master: `schemaless topology switch {view.cluster}` makes it a minion"
     if name not in view.seen:
         return f"{name} doesn't answer: start it, so that what only it has can be kept"
-    if name in appointment.voters and _receives(view, name):
+    if name in appointment.voters and _is_ready(view, name):
         return f"{name} follows {appointment.master} well, and needs no new copy"
     if not view.remakes:
         return f"no command makes servers anew here (SCHEMALESS_CONTROLLER_REMAKE_COMMAND): make {name} anew by hand"
@@ -547,8 +599,8 @@ def _not_ready(view: ObservedCluster, appointment: Appointment, wanted: str | No
     candidates = appointment.voters if wanted is None else (wanted,)
     if not candidates:
         return Wait("refused", f"{view.cluster} has no minion that could be the master: add one first")
-    if not any(name in view.seen and _receives(view, name) for name in candidates):
-        return Wait(
-            "refused", f"{' and '.join(candidates)} doesn't follow {appointment.master} now: look at its replication"
-        )
+    if not any(_is_ready(view, name) for name in candidates):
+        holed = [f"{name} {why}" for name in candidates if (why := _holed(view, name))]
+        late = f"{' and '.join(candidates)} doesn't follow {appointment.master} now: look at its replication"
+        return Wait("refused", "; ".join(holed) or late)
     return None

@@ -64,6 +64,8 @@ SAID_AGAIN_S = 10.0
 """What a controller makes of a cluster is written when it changes, and after so long."""
 AGAIN_S = 2.0
 """The pause before something is tried again that failed."""
+STAYS_HOLED_S = 5.0
+"""How long a minion shows holes before it is made anew. After a start it is asked again within a second or two."""
 LEAVE_OUT_AGAIN_S = 10.0
 """The same before voters are left out: each try draws an epoch, and puts wait meanwhile."""
 
@@ -184,6 +186,9 @@ class Controller:
         self._mode = mode
         self._write_settled = settle
         self._published = published
+        self.holes: Callable[[], Mapping[str, str]] = dict
+        """Asked for what minions lack of what their masters show, in words."""
+        self._holed_since: dict[str, tuple[int, float]] = {}
         self._settled: dict[str, tuple[str, OrderState, str]] = {}
         self._begun: dict[str, TopologyOrder] = {}
         self._watched: dict[str, Watched] = {}
@@ -317,6 +322,7 @@ class Controller:
             self._closed_since.setdefault(cluster, now)
         else:
             self._closed_since.pop(cluster, None)
+        holes = {name: words for name, words in self.holes().items() if name in seen}
         promoted = self._promoted(cluster) if appointment is not None and master is None else None
         return ObservedCluster(
             cluster,
@@ -339,7 +345,20 @@ class Controller:
             self._rejoining.remakes,
             self._rejoining.remaking,
             time.monotonic() >= self._leave_out_after.get(cluster, 0.0),
+            holes,
+            [name for name in nodes if self._stays_holed(name, seen.get(name), name in holes)],
         )
+
+    def _stays_holed(self, name: str, seen: Observed | None, is_holed: bool) -> bool:
+        """Whether a server shows holes since its start. One that was just made anew is believed to have what it had."""
+        if seen is None or not is_holed:
+            self._holed_since.pop(name, None)
+            return False
+        started_at, since = self._holed_since.get(name, (None, 0.0))
+        if started_at != seen.started_at:
+            since = time.monotonic()
+            self._holed_since[name] = seen.started_at, since
+        return time.monotonic() - since > STAYS_HOLED_S
 
     def _step(self, cluster: str, given: TopologyOrder | None) -> None:
         view = self.view(cluster, given)

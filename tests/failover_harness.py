@@ -33,11 +33,12 @@ from schemaless.storage import entity_table, shard_head
 from schemaless.storage.appointment_table import OrderKind, OrderState, TopologyOrder
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.operation import query
-from schemaless.storage.pymysql_driver import SyncStorage
+from schemaless.storage.pymysql_driver import SyncNode, SyncStorage
 from schemaless.storage.sql import sql
 from schemaless.topology import Datastore
 from tests.conftest import FLAVOUR, SMALL_REDO_LOGS
 from tests.environment import environment_of
+from tests.log_harness import LOCAL_WRITE, run_sql
 from tests.waiting import async_until, until
 
 SETTINGS = ApiSettings(topology=Path("unused"), kafka="unused")
@@ -277,6 +278,20 @@ def make_datastore(running: RunningTopology) -> Datastore:
     with SyncStorage(running.topology) as storage:
         name = f"t{uuid.uuid4().hex[:12]}"
         return create_shards(storage, Datastore(name, 8, 2, ("a", "b")), administrators=running.administrators)
+
+
+def leave_out(node: SyncNode, datastore: Datastore) -> None:
+    """Takes the newest cell of shard 0 out of a minion alone, as a filter or a wrong server id does. Its heads stay."""
+    database = datastore.database(0)
+    newest = f"SELECT head FROM schemaless.shard_head WHERE datastore = '{datastore.name}' AND shard = 0"
+    entity, kept = f"{database}.entity", f"{database}.kept"
+    run_sql(node, f"{LOCAL_WRITE}; CREATE TABLE {kept} AS SELECT * FROM {entity} WHERE added_id = ({newest})")
+    run_sql(node, f"{LOCAL_WRITE}; DELETE FROM {entity} WHERE added_id = ({newest})")
+
+
+def give_back(node: SyncNode, datastore: Datastore) -> None:
+    database = datastore.database(0)
+    run_sql(node, f"{LOCAL_WRITE}; INSERT INTO {database}.entity SELECT * FROM {database}.kept")
 
 
 class Puts:

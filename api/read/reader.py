@@ -19,7 +19,6 @@ from typing import TypeVar
 import msgspec
 
 from api.http.response import Header
-from api.read.replica_lag import ReplicaLag
 from schemaless.cell import CellKey, ColumnName, RefKey, RowKey, StoredCell
 from schemaless.errors import (
     CellMissing,
@@ -38,6 +37,7 @@ from schemaless.storage import entity_table, shard_head
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.failover import first_answer
 from schemaless.storage.operation import Args, Operation
+from schemaless.storage.replica_lag import ReplicaLag
 from schemaless.topology import Datastore, Role
 
 T = TypeVar("T")

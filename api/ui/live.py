@@ -15,7 +15,6 @@ import msgspec
 
 from api.follow.followers import Follower
 from api.read.reader import ReadBreaker
-from api.read.replica_lag import ReplicaLag
 from schemaless.errors import TooManyRequests
 from schemaless.facts.consumers import Programs, tripped
 from schemaless.facts.servers import STATUS_TIMEOUT_S, Backlog
@@ -23,6 +22,7 @@ from schemaless.runtime.pace import Sampled
 from schemaless.storage import shard_head
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.failover import ask_masters
+from schemaless.storage.replica_lag import ReplicaLag
 from schemaless.storage.shard_head import Movement
 
 PERIOD_S = 5.0

@@ -143,6 +143,12 @@ class ServerSettings:
             self._lacks.add((error.database, error.added_id))
         self._know([fault for fault in self.faults if fault.name != _ENTITY])
 
+    @property
+    def lacking(self) -> str:
+        """A cell that the server doesn't show, and its master does, '' if none is known."""
+        lacks = (fault.value for fault in self.faults if fault.name == _ENTITY)
+        return next(lacks, "").removeprefix("without ")
+
     def _know(self, faults: Sequence[SettingFault]) -> None:
         if self._lacks:
             database, added_id = min(self._lacks)

@@ -36,6 +36,7 @@ OUTSIDE = "who hangs is ended from outside of what hangs, and nobody waits for w
 UNREAD = "a shard that can't be read holds up itself only, and it is said when nobody tails"
 ROTATED = "passwords are rotated while everything runs, and a refused account is named as one"
 WHOLE = "minions prove all that they have, and server ids are compared"
+LACKING = "a minion that lacks cells is no next master, and is made anew"
 AWAY = "a program of a row whose master is away is said to wait for it"
 TAILS = "a former master comes back: its tail is kept and put again, and the server made anew"
 
@@ -46,7 +47,7 @@ PACKAGES: dict[str, Budget] = {
     "api/follow": (867, 566, MOVES),
     "api/http": (2471, 1606, ROTATED),
     "api/index": (1662, 1023),
-    "api/read": (901, 556, ROTATED),
+    "api/read": (735, 438, ROTATED),
     "api/routes": (3018, 1670, ROTATED),
     "api/triggers": (623, 402, ERASURES),
     "api/ui": (185, 130, WATCHED),
@@ -55,7 +56,7 @@ PACKAGES: dict[str, Budget] = {
     "cleaner": (885, 607, ERASURES),
     "consumers": (7, 5),
     "consumers/probe": (281, 189),
-    "controller": (2493, 1662, ROTATED),
+    "controller": (2599, 1741, LACKING),
     "indexer": (1981, 1299, PROVEN),
     "schemaless": (3640, 2121, ROTATED),
     "schemaless/audit": (1640, 1017, WHOLE),
@@ -70,11 +71,11 @@ PACKAGES: dict[str, Budget] = {
     "schemaless/ops": (3172, 2097, ROTATED),
     "schemaless/runtime": (2391, 1597, ROTATED),
     "schemaless/stack": (3161, 1833, ROTATED),
-    "schemaless/storage": (10454, 5670, ROTATED),
+    "schemaless/storage": (10626, 5792, LACKING),
     "schemaless/subscriber": (715, 508),
     "schemaless/testing": (1442, 936, ERASURES),
     "schemaless/triggers": (895, 562, FORKS),
-    "tailer": (1930, 1312, ROTATED),
+    "tailer": (1930, 1316, LACKING),
 }
 """Lines and statements of the Python files in each folder, those in its subfolders left out.
 

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from api.read.reader import ReadBreaker, Reader, WantedCell
-from api.read.replica_lag import ReplicaLag
 from api.read.unsettled import CellReader, Unsettled
 from schemaless.cell import CellKey, ColumnName, RefKey, RowKey
 from schemaless.codec import decode_body, encode_body
@@ -19,6 +18,7 @@ from schemaless.storage import buffer_table, entity_table, erasure_table
 from schemaless.storage.buffer_table import BufferRow, BufferSelection
 from schemaless.storage.erasure_table import Erasure
 from schemaless.storage.operation import query
+from schemaless.storage.replica_lag import ReplicaLag
 from tests.move_harness import ShardMove
 from tests.waiting import async_until
 

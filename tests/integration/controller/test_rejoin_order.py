@@ -11,14 +11,18 @@ import pytest
 
 from controller.service import Controller
 from schemaless.config import ControllerMode
+from schemaless.ops.datastores import create_shards
 from schemaless.stack.local import running_topology
 from schemaless.storage import appointment_table
 from schemaless.storage.admin_session import AdminSession
 from schemaless.storage.appointment_table import OrderKind, OrderState, RejoinStep, TopologyOrder
 from schemaless.storage.everywhere import after
+from schemaless.storage.operation import query
 from schemaless.storage.pymysql_driver import SyncStorage
+from schemaless.topology import Datastore
 from tests.conftest import FLAVOUR, SMALL_REDO_LOGS
-from tests.failover_harness import start_controller_process
+from tests.failover_harness import leave_out, start_controller_process
+from tests.log_harness import new_cell, put
 from tests.waiting import until
 
 pytestmark = [pytest.mark.storage, pytest.mark.timeout(240)]
@@ -214,6 +218,27 @@ def test_a_controller_that_began_a_rejoin_does_not_begin_it_again_when_another_o
             time.sleep(0.1)
     assert stage.known.ballot.epoch == epoch
     assert set(stage.known.voters) == {failed, donor}
+
+
+def test_a_minion_that_left_a_cell_out_votes_no_more_and_is_made_anew(stage):
+    """Nobody orders it. The controller counts the cells of each minion, and names what one lacks."""
+    first, second = stage.followed()
+    topology = stage.running
+    with SyncStorage(topology.topology) as storage, SyncStorage(topology.administrators) as admin:
+        datastore = create_shards(storage, Datastore("holed", 4, 2, ("a",)), administrators=topology.administrators)
+        put(storage, datastore, [new_cell(datastore, shard=0) for _ in range(5)])
+        head = "SELECT COUNT(*) FROM schemaless.shard_head WHERE head = 5"
+        stage.until(lambda: admin.nodes[first].run(query, head)[0][0], "it has the cells")
+        leave_out(admin.nodes[first], datastore)
+    stage.until(lambda: stage.known.voters == (second,), "it votes no more")
+    stage.until(lambda: stage.why(first) == f"lacks added_id 5 of {datastore.database(0)}", "it says why")
+    stage.until(lambda: stage.runs, "it is made anew")
+    assert stage.runs == [f"{first} {second}"]
+    stage.make_anew(first, second)
+    (stage.folder / "done").touch()
+    stage.until(lambda: set(stage.known.voters) == {first, second}, "it votes again")
+    stage.until(lambda: stage.why(first) == "", "it has all")
+    assert len(stage.runs) == 1
 
 
 def test_a_rejoin_whose_command_fails_says_so(stage):

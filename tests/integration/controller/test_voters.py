@@ -16,8 +16,9 @@ from schemaless.storage.admin_session import AdminSession
 from schemaless.storage.appointment_table import OrderKind, OrderState
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.operation import query
+from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.storage.sql import sql
-from tests.failover_harness import Puts, check, drill, in_thread, make_datastore
+from tests.failover_harness import Puts, check, drill, give_back, in_thread, leave_out, make_datastore
 from tests.waiting import async_until
 
 pytestmark = [pytest.mark.storage, pytest.mark.timeout(240)]
@@ -50,6 +51,10 @@ def voters(drilled):
 
 def are(drilled, *names):
     return lambda: voters(drilled) == set(names)
+
+
+def heads(node):
+    return tuple(node.run(query, "SELECT datastore, shard, head FROM schemaless.shard_head ORDER BY 1, 2"))
 
 
 async def waiting(puts, home, secondary):
@@ -88,6 +93,21 @@ async def test_a_silent_voter_holds_up_no_promotion(drilled, puts):
         await in_thread(drilled.running.servers[first].start)
         await in_thread(drilled.until, are(drilled, first), "the silent one is back")
     assert puts.failed == []
+    assert await check(puts)
+
+
+async def test_one_that_left_a_cell_out_is_not_promoted(drilled, puts):
+    """It is where the other one is, by its position and its heads, and it would be chosen first."""
+    old, (first, second) = drilled.master("a"), drilled.controller.known["a"].voters
+    async with puts.running():
+        await asyncio.sleep(1)
+    with SyncStorage(drilled.running.administrators) as admin:
+        await async_until(lambda: len({heads(admin.nodes[name]) for name in (old, first, second)}) == 1)
+        leave_out(admin.nodes[first], puts.datastore)
+        drilled.running.servers[old].kill()
+        await in_thread(drilled.another_master, "a", old)
+        assert drilled.master("a") == second
+        give_back(admin.nodes[first], puts.datastore)
     assert await check(puts)
 
 

@@ -1,5 +1,7 @@
 """What the controller decides: a table of what servers show, and what is done then, and each order's end."""
 
+import itertools
+
 import msgspec
 import pytest
 
@@ -32,6 +34,7 @@ BALLOT = Ballot(5, "x")
 APPOINTMENT = Appointment("a", BALLOT, 0, "a1", True, ("a2", "a3"), 0, 0)
 CLOSED = msgspec.structs.replace(APPOINTMENT, is_open=False)
 ALL = ("a1", "a2", "a3")
+IDS = itertools.count(1)
 
 
 def follows(master, *, connected=True, receiving=True, applying=True, error=""):
@@ -42,7 +45,7 @@ def server(master=None, *, read_only=None, tables=True, promise=None, **how):
     """One that follows a master, or is open."""
     read_only = master is not None if read_only is None else read_only
     return Observed(
-        1, 0, True, read_only, tables, promise, [], None if master is None else follows(master, **how), "", ""
+        next(IDS), 0, True, read_only, tables, promise, [], None if master is None else follows(master, **how), "", ""
     )
 
 
@@ -351,6 +354,55 @@ LEFT = msgspec.structs.replace(APPOINTMENT, voters=("a2",))
 def test_a_server_that_receives_and_is_no_voter_becomes_one():
     """It was left out while the controller alone didn't hear it."""
     assert automatic(HEALTHY, appointment=LEFT) == Follow("a3")
+
+
+HOLE = {"holes": {"a3": "lacks added_id 7 of t_0001"}}
+LASTING = HOLE | {"stay_holed": ["a3"], "remakes": True}
+BOTH = {"holes": {"a2": "lacks added_id 9 of t_0001", "a3": "lacks added_id 7 of t_0001"}}
+ONE = {"a2": server("a1", connected=False)}
+TWIN = msgspec.structs.replace(server("a1"), server_id=HEALTHY["a1"].server_id)
+HOLED = {
+    "it votes no more": (HEALTHY, HOLE, OUT),
+    "nor does one that has its master's server id": (HEALTHY | {"a3": TWIN}, {}, OUT),
+    "the last one does": (HEALTHY, BOTH, Wait("healthy", "a2 lacks added_id 9 of t_0001; a3 lacks added_id 7 of"
+        " t_0001")),
+    "and does while no other follows": (HEALTHY | {"a2": server("a1", receiving=False)}, HOLE, Follow("a2")),
+    "and while another is silent": (without(HEALTHY, "a2"), HOLE | {"silent_s": {"a2": 1.0}},
+        Wait("healthy", "a3 lacks added_id 7 of t_0001")),
+    "it gets no vote": (HEALTHY, HOLE | {"appointment": LEFT}, Wait("healthy", "a3 lacks added_id 7 of t_0001")),
+    "it is made anew": (HEALTHY, LASTING | {"appointment": LEFT}, Rejoin("a3", "because it lacks added_id 7 of"
+        " t_0001")),
+    "by a person where no command does": (HEALTHY, LASTING | {"appointment": LEFT, "remakes": False},
+        Wait("healthy", "a3 lacks added_id 7 of t_0001")),
+    "from one that has all": (HEALTHY, BOTH | {"appointment": LEFT, "stay_holed": ["a3"], "remakes": True},
+        Wait("healthy", "a2 lacks added_id 9 of t_0001; a3 lacks added_id 7 of t_0001")),
+    "it is the last to be promoted": (DEAD, {"holes": {"a2": "lacks added_id 9 of t_0001"}},
+        Promote("a1", ["a3", "a2"])),
+    "and never alone without a person": (DEAD, BOTH, Wait("dead", "a1 is dead: a2 lacks added_id 9 of t_0001; a3"
+        " lacks added_id 7 of t_0001: start the master, or `schemaless topology promote a`, which goes on without"
+        " these cells")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOLED)
+def test_what_is_done_about_a_minion_that_lacks_cells(name):
+    seen, others, decided = HOLED[name]
+    assert automatic(seen, **others) == decided
+
+
+def test_a_person_may_promote_one_that_lacks_cells():
+    assert ordered(PROMOTE, DEAD, **BOTH) == Promote("a1", ["a2", "a3"], by_hand=True)
+
+
+def test_no_switch_goes_to_one_that_lacks_cells():
+    assert ordered(SWITCH, HEALTHY, holes={"a2": "lacks added_id 9 of t_0001"}) == Switch("a1", "a3")
+    refused = ordered(SWITCH, HEALTHY, node="a3", **HOLE)
+    assert refused == Wait("refused", "a3 lacks added_id 7 of t_0001")
+
+
+def test_one_that_lacks_cells_rejoins_by_order_and_says_what_it_lacks():
+    assert ordered(OrderKind.REJOIN, HEALTHY, LEFT, node="a3", remakes=True, **HOLE) == Rejoin("a3")
+    assert node_states(view(HEALTHY, LEFT, **HOLE))[2] == NodeState("a3", "following", "lacks added_id 7 of t_0001")
 
 
 BACK = {"a1": server(), "a2": server("a1"), "a3": server(read_only=True)}

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 from structlog.testing import capture_logs
 
-from api.read.replica_lag import ReplicaLag, fresh_until
 from schemaless.errors import NodeRefuses, Overloaded, StorageUnavailable
 from schemaless.storage import shard_head
+from schemaless.storage.replica_lag import ReplicaLag, fresh_until
 from schemaless.storage.shard_head import Head, ServerPosition, ahead
 
 MASTER = deque([(100.0, 10), (101.0, 10), (102.0, 25), (103.0, 40)])
