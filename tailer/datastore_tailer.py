@@ -450,10 +450,8 @@ class GroupMember:
         lost: Callable[[Sequence[int]], None],
     ) -> None:
         """Joins the group. Raises BusUnavailable, Misconfigured."""
-        topics = (datastore.topic, datastore.progress_topic)
-
         self._datastore = datastore
-        self._topics = TopicsWatch(settings.kafka, topics, every_s=WATCH_PERIOD_S, timeout_s=WATCH_TIMEOUT_S)
+        self._topics = TopicsWatch(settings.kafka, datastore, every_s=WATCH_PERIOD_S, timeout_s=WATCH_TIMEOUT_S)
         self._raised: list[str] = []
         self._note_raised()
         self._transactions = HangingTransactionsWatch(
@@ -486,6 +484,7 @@ class GroupMember:
         if changed:
             return LeaveReason.TOPICS_DELETED
         self._note_raised()
+        self._topics.verify_settings()
         if was_away:
             return LeaveReason.KAFKA_WAS_AWAY
         if hanging := self._transactions.hanging(tailed):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
@@ -58,7 +59,8 @@ def ensure_topics(bootstrap: str, datastore: Datastore, *, timeout_s: float = 10
             raise BusUnavailable(f"topics of {datastore.name} have no leaders after {timeout_s} s")
         time.sleep(_POLL_S)
     if len(missing) < len(wanted):
-        _check_settings(admin, datastore, timeout_s)
+        for warning in _unusual(admin, bootstrap, datastore, timeout_s):
+            log.warning("a topic has unusual settings", why=warning)
     claim_topics(bootstrap, datastore, timeout_s=timeout_s)
 
 
@@ -89,10 +91,15 @@ def retention_ms(bootstrap: str, topic: str, *, timeout_s: float) -> int:
     return int(_settings(open_client(AdminClient, bootstrap), topic, timeout_s).get("retention.ms", "-1"))
 
 
-def _check_settings(admin: AdminClient, datastore: Datastore, timeout_s: float) -> None:
-    for topic, check in ((datastore.topic, check_cells_settings), (datastore.progress_topic, check_progress_settings)):
-        for warning in check(topic, _settings(admin, topic, timeout_s)):
-            log.warning("a topic has unusual settings", why=warning)
+def _unusual(admin: AdminClient, bootstrap: str, datastore: Datastore, timeout_s: float) -> list[str]:
+    """Returns warnings about the settings of both topics. Raises Misconfigured, TopicMissing, BusUnavailable."""
+    warnings = []
+    checks = {datastore.topic: check_cells_settings, datastore.progress_topic: check_progress_settings}
+    for found in _described(admin, bootstrap, list(checks), timeout_s=timeout_s):
+        settings = _settings(admin, found.name, timeout_s)
+        replicas = min((len(partition.replicas) for partition in found.partitions), default=1)
+        warnings += checks[found.name](found.name, settings) + check_copies(found.name, settings, replicas)
+    return warnings
 
 
 def _settings(admin: AdminClient, topic: str, timeout_s: float) -> dict[str, str]:
@@ -173,16 +180,22 @@ def topic_id(bootstrap: str, topic: str, *, timeout_s: float) -> str:
     return str(describe_topic(bootstrap, topic, timeout_s=timeout_s).topic_id)
 
 
+SETTINGS_EVERY_S = 10.0
+
+
 class TopicsWatch:
-    """Notices that topics were deleted or made anew since it was created, and counts their partitions.
+    """Notices that the topics of a datastore were deleted or made anew since it was created, or got other settings, and
+    counts their partitions.
 
     One thread at a time.
     """
 
-    def __init__(self, bootstrap: str, topics: Sequence[str], *, every_s: float, timeout_s: float) -> None:
+    def __init__(self, bootstrap: str, datastore: Datastore, *, every_s: float, timeout_s: float) -> None:
         self._admin = open_client(AdminClient, bootstrap)
         self._bootstrap = bootstrap
-        self._topics = topics
+        self._datastore = datastore
+        self._unusual: list[str] | None = None
+        self._verified_at = time.monotonic()
         self._every_s = every_s
         self._timeout_s = timeout_s
         self._asked_at = time.monotonic()
@@ -206,8 +219,23 @@ class TopicsWatch:
         self.answered += 1
         return changed
 
+    def verify_settings(self) -> None:
+        """Asks for the settings now and then, and logs what is new. Raises Misconfigured where they would lose cells or
+        progress: who opens the topics now is refused, too. A broker that is unreachable says nothing.
+        """
+        if time.monotonic() - self._verified_at < SETTINGS_EVERY_S:
+            return
+        self._verified_at = time.monotonic()
+        with suppress(TopicMissing, BusUnavailable):
+            unusual = _unusual(self._admin, self._bootstrap, self._datastore, self._timeout_s)
+            if self._unusual is not None:  # the first are in the log since the topics were opened
+                for warning in set(unusual) - set(self._unusual):
+                    log.warning("a topic has unusual settings", why=warning)
+            self._unusual = unusual
+
     def _ask(self) -> list[str]:
-        found = _described(self._admin, self._bootstrap, self._topics, timeout_s=self._timeout_s)
+        topics = (self._datastore.topic, self._datastore.progress_topic)
+        found = _described(self._admin, self._bootstrap, topics, timeout_s=self._timeout_s)
         self.counts = {topic.name: len(topic.partitions) for topic in found}
         return [str(topic.topic_id) for topic in found]
 
@@ -284,6 +312,15 @@ def check_cells_settings(topic: str, found: Mapping[str, str]) -> list[str]:
 def check_progress_settings(topic: str, found: Mapping[str, str]) -> list[str]:
     """Returns warnings about the settings of a progress topic. Raises Misconfigured for one that can't be used."""
     return _check(topic, found, _RULES_OF_PROGRESS, PROGRESS)
+
+
+def check_copies(topic: str, found: Mapping[str, str], replicas: int) -> list[str]:
+    """Returns a warning where a topic has several replicas, and one of them is enough for a commit."""
+    least = found.get("min.insync.replicas", "2")
+    if replicas < 2 or int(least) > 1:
+        return []
+    lost = "what one broker alone has is lost with it, and comes a second time once a tailer opens its log again"
+    return [f"topic {topic} has {replicas} replicas and min.insync.replicas={least}: {lost}"]
 
 
 def _check(topic: str, found: Mapping[str, str], rules: tuple[_Rule, ...], made_with: Mapping[str, str]) -> list[str]:

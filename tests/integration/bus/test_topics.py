@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 from structlog.testing import capture_logs
 
-from schemaless.bus.topics import ensure_topics
+from schemaless.bus.topics import check_copies, ensure_topics
 from schemaless.errors import Misconfigured
 from schemaless.topology import Datastore
 
@@ -63,6 +63,14 @@ def test_settings_that_would_lose_something_are_refused(kafka, datastore, made_e
     made_elsewhere(topic, settings)
     with pytest.raises(Misconfigured, match=f"{topic} has {told}"):
         ensure_topics(kafka, datastore)
+
+
+@pytest.mark.parametrize(("replicas", "least", "told"), [(3, "1", 1), (3, "2", 0), (2, "1", 1), (1, "1", 0)])
+def test_a_commit_that_one_of_several_brokers_has_is_told(replicas, least, told):
+    warnings = check_copies("t", {"min.insync.replicas": least}, replicas)
+    assert [f"topic t has {replicas} replicas and min.insync.replicas={least}" in one for one in warnings] == [
+        True
+    ] * told
 
 
 def test_settings_that_shorten_history_are_told(kafka, datastore, made_elsewhere):

@@ -112,8 +112,32 @@ async def test_a_bound_that_was_lowered_stops_one_shard_until_it_is_raised(
     await async_until(lambda: not tailer.stalls)
 
 
+async def test_a_topic_that_would_lose_cells_from_now_on_is_refused_while_all_runs(
+    kafka, new_datastore, storage, tailing, monkeypatch
+):
+    """As it is to a tailer that starts: compaction takes older cells out of the topic. It goes on by itself."""
+    monkeypatch.setattr("schemaless.bus.topics.SETTINGS_EVERY_S", 0.5)
+    monkeypatch.setattr("tailer.datastore_tailer.MISCONFIGURED_RETRY_S", 0.5)
+    datastore = new_datastore(shards=2, partitions=1)
+    put(storage, datastore, [new_cell(datastore)])
+    service = tailing(datastore)
+    await asyncio.to_thread(wait_for_cells, kafka, datastore, 1)
+    set_topic(kafka, datastore, "cleanup.policy", "compact")
+    (tailer,) = service.datastores
+    await async_until(lambda: Stall.REFUSED in tailer.stalls)
+    assert "cleanup.policy=compact: older versions would vanish" in tailer.stalls[Stall.REFUSED]
+    put(storage, datastore, [new_cell(datastore)])
+    set_topic(kafka, datastore, "cleanup.policy", "delete")
+    await asyncio.to_thread(wait_for_cells, kafka, datastore, 2)
+    await async_until(lambda: not tailer.stalls)
+
+
 def set_bound(kafka, datastore, size):
-    entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
+    set_topic(kafka, datastore, "max.message.bytes", str(size))
+
+
+def set_topic(kafka, datastore, setting, value):
+    entry = ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET)
     changed = ConfigResource("topic", datastore.topic, incremental_configs=[entry])
     admin = AdminClient({"bootstrap.servers": kafka})  # kept: a request dies with its client
     (done,) = admin.incremental_alter_configs([changed]).values()

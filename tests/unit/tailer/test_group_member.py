@@ -23,6 +23,9 @@ class FakeTopics:
         self.answered = 0
         self.counts = {}
 
+    def verify_settings(self):
+        pass
+
     def changed(self):
         answer = FakeTopics.answers.pop(0)
         self.answered += answer is not None
