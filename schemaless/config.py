@@ -137,7 +137,7 @@ class MeasuredSettings(ServiceSettings):
     """Settings of the services beside the API, which serve their metrics on a port of their own."""
 
     # The port at which this process serves /metrics. By default it serves none, and 0 takes any free port.
-    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = shared("SCHEMALESS_METRICS_PORT", None)
     # The address at which services beside the API serve /metrics, loopback by default.
     metrics_host: str = shared("SCHEMALESS_METRICS_HOST", "127.0.0.1")
     # A file with the token that scrapers send, which only its owner can read. Outside loopback it is required.

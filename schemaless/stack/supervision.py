@@ -193,21 +193,18 @@ def service_programs(plan: StackPlan) -> list[SupervisedProgram]:
     return [*apis, *(with_metrics_port(service, plan.ports[f"{service.name}-metrics"]) for service in services)]
 
 
+METRICS_PORT = "SCHEMALESS_METRICS_PORT"
+
+
 def with_metrics_port(program: SupervisedProgram, port: int) -> SupervisedProgram:
     """Returns a program that serves its metrics at a port of loopback."""
-    return replace(program, env={**program.env, _metrics_variable(program.role): str(port)})
+    return replace(program, env={**program.env, METRICS_PORT: str(port)})
 
 
 def metrics_port(program: SupervisedProgram) -> int | None:
     """Returns the port at which a process serves its metrics, which is the API's own port, or None for a server."""
-    port = program.env.get(
-        "SCHEMALESS_API_PORT" if program.role is ProcessRole.API else _metrics_variable(program.role)
-    )
+    port = program.env.get("SCHEMALESS_API_PORT" if program.role is ProcessRole.API else METRICS_PORT)
     return None if port is None else int(port)
-
-
-def _metrics_variable(role: ProcessRole) -> str:
-    return f"SCHEMALESS_{role.value.upper()}_METRICS_PORT"
 
 
 def service_environment(plan: StackPlan, kafka_user: KafkaUser = KafkaUser.SERVICE) -> dict[str, str]:

@@ -57,7 +57,7 @@ def sleeping_services(plan: StackPlan) -> list[SupervisedProgram]:
             ProcessRole.TAILER,
             [sys.executable, "-c", "import time; time.sleep(9999)"],
             "/",
-            {"SCHEMALESS_TAILER_METRICS_PORT": str(plan.ports["tailer-0-metrics"])},
+            {"SCHEMALESS_METRICS_PORT": str(plan.ports["tailer-0-metrics"])},
         ),
     ]
 

@@ -90,7 +90,7 @@ async def test_outside_loopback_a_token_is_required():
 async def test_a_port_that_is_taken_is_named_with_its_setting():
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(Misconfigured, match=f"SCHEMALESS_CLEANER_METRICS_PORT: 127.0.0.1:{port}"):
+        with pytest.raises(Misconfigured, match=f"SCHEMALESS_METRICS_PORT: 127.0.0.1:{port}"):
             async with ServiceMetrics("cleaner").served(settings_at(port)):
                 pass
 
