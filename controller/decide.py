@@ -566,7 +566,10 @@ def _rejoin_refused(view: ObservedCluster, appointment: Appointment, name: str) 
     if tail is not None and not tail.is_due:
         return f"{name} is being made anew, or was a minute ago: `schemaless topology history {view.cluster}`"
     if not _donors(view, appointment, name):
-        return f"no other minion of {view.cluster} follows {appointment.master}, so none can be copied"
+        return (
+            f"no other minion of {view.cluster} follows {appointment.master} and has all its cells, so none can be"
+            f" copied: make {name} anew by hand"
+        )
     return None
 
 

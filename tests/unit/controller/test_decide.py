@@ -400,6 +400,12 @@ def test_no_switch_goes_to_one_that_lacks_cells():
     assert refused == Wait("refused", "a3 lacks added_id 7 of t_0001")
 
 
+def test_one_that_lacks_cells_is_no_copy_of_another_one_that_does():
+    refused = ordered(OrderKind.REJOIN, HEALTHY, node="a3", remakes=True, **BOTH)
+    why = "no other minion of a follows a1 and has all its cells, so none can be copied: make a3 anew by hand"
+    assert refused == Wait("refused", why)
+
+
 def test_one_that_lacks_cells_rejoins_by_order_and_says_what_it_lacks():
     assert ordered(OrderKind.REJOIN, HEALTHY, LEFT, node="a3", remakes=True, **HOLE) == Rejoin("a3")
     assert node_states(view(HEALTHY, LEFT, **HOLE))[2] == NodeState("a3", "following", "lacks added_id 7 of t_0001")
