@@ -6,6 +6,7 @@ import asyncio
 
 import structlog
 
+from controller.decide import Hole
 from controller.moves import AGAIN_S, SwitchEnder, announced
 from controller.service import PERIOD_S, Controller
 from schemaless.bus.published import PublishedLocations
@@ -49,7 +50,10 @@ async def serve(parts: ServiceParts[ControllerSettings]) -> None:
         published=lambda datastores: published.of(datastores, PUBLISHED_TIMEOUT_S),
     )
     controller.holes = lambda: {
-        name: f"lacks {node.settings.lacking}" for name, node in storage.nodes.items() if node.settings.lacking
+        name: Hole(lacks[0], "; ".join(map(str, causes)))
+        for name, node in storage.nodes.items()
+        for lacks, causes in [node.settings.holes()]
+        if lacks
     }
     turn = Turn(parts.settings.kafka)
     ordered: dict[str, TopologyOrder] = {}

@@ -29,7 +29,6 @@ from schemaless.errors import (
     LockTimeout,
     LostHistory,
     Misconfigured,
-    NodeRefuses,
     NotWhole,
     SchemalessError,
     StateConflict,
@@ -53,6 +52,9 @@ SWITCH_TIMEOUT_S = 2.0
 """How long a planned change keeps the old master closed. Then it is opened again."""
 READY_TIMEOUT_S = 0.5
 """How long a minion may be late for a change that isn't begun before."""
+
+COUNT_TIMEOUT_S = 1.0
+"""How long a server may take to count some cells of a candidate, or to show one."""
 
 Tell = Callable[[Ballot, str, str], None]
 """Told of each step: its ballot, its name and a sentence."""
@@ -85,6 +87,8 @@ class ClusterChange:
         self._tell = tell
         self._published = published
         self._decided_for = known.get(cluster)
+        self.holed: dict[str, str] = {}
+        """What candidates of a promotion lack and others show, by name, as far as it was found."""
 
     def establish(self, decided: Establish) -> None:
         """Makes the tables on the first master, and opens it. Minions get the tables when they follow it."""
@@ -135,6 +139,8 @@ class ClusterChange:
             if statement := master.long_statement():
                 raise StateConflict(f"{decided.old} can't be closed before the end of a long statement: {statement}")
             self._await_position([minion], master.look().executed, READY_TIMEOUT_S)
+            if cell := self._left_out(decided.new, [decided.old]):
+                raise NotWhole(f"{decided.new} {cell}, which {decided.old} has: it is no next master")
             ballot = self._next_ballot()
             old, new = (self._begin(stack, name, ballot) for name in (decided.old, decided.new))
             others = [
@@ -177,7 +183,9 @@ class ClusterChange:
             server = heard[chosen]
             if late is not None:
                 server.open_heads(ballot.epoch)  # it is open, and stays so
-            self._tell(ballot, "chosen", f"{chosen} has all that {' and '.join(heard)} have")
+            lacks = self.holed.get(chosen)
+            has = f"has all that {' and '.join(heard)} have" if lacks is None else f"is chosen by order, and {lacks}"
+            self._tell(ballot, "chosen", f"{chosen} {has}")
             if chosen != old:
                 emit(Event.RECEIVED_APPLIED)
                 if not decided.by_hand:  # written before anybody is appointed, so that it outlives us
@@ -369,7 +377,8 @@ class ClusterChange:
 
     def _choose(self, heard: Mapping[str, Acting], decided: Promote, late: LockTimeout | None) -> str:
         """Returns who has all that anybody has, and has applied it. `late`: why the old master is still open, so that
-        nobody else can be. Raises NotWhole where histories parted: then a person decides.
+        nobody else can be. By hand it may lack cells that another one shows. Raises NotWhole where none has all: then a
+        person decides.
         """
         received = {name: server.look().received for name, server in heard.items()}
         candidates = [decided.old, *heard] if decided.wanted is None else [decided.wanted]
@@ -386,28 +395,35 @@ class ClusterChange:
             heard[name].apply_received(APPLY_TIMEOUT_S)
             if missing := heard[name].lacks(heard[name].look().executed, received[name]):
                 raise NotWhole(f"{name} lost what it had received: {missing}")
-            lost = self._left_out(name, heard)
-            if not lost:
+            cell = self._left_out(name, heard)
+            if not cell:
                 return name
+            self.holed[name] = cell
+        if self.holed and decided.by_hand:
+            return next(iter(self.holed))
+        if self.holed:
+            holed = "; ".join(f"{name} {cell}" for name, cell in self.holed.items())
+            raise NotWhole(f"{holed}: `schemaless topology promote {self._cluster.name}` goes on without these cells")
         raise NotWhole(f"no server has all that the others have: {lost}")
 
-    def _left_out(self, name: str, heard: Iterable[str]) -> dict[str, str]:
-        """Returns a cell that another server shows and this one left out, although it has the same position or a later
-        one, by that server. It looks for a moment, first at the newest cells: older holes are known before.
+    def _left_out(self, name: str, others: Iterable[str]) -> str:
+        """Returns what a server left out and another one shows, although its position is no earlier, else ''.
+
+        It looks for a moment, first at the newest cells. What it can't look at says nothing.
         """
         walk, goes_on, until = DensityWalk(), True, time.monotonic() + WALK_S
-        with ExitStack() as stack:
-            nodes = {one: stack.enter_context(closing(SyncNode(self._nodes[one]))) for one in (name, *heard)}
-            own, holes = nodes.pop(name), list[NotWhole]()
+        with ExitStack() as stack, suppress(SchemalessError):
+            own, *nodes = (
+                stack.enter_context(closing(SyncNode(self._nodes[one], timeout_s=COUNT_TIMEOUT_S)))
+                for one in (name, *(other for other in others if other != name))
+            )
             while goes_on and time.monotonic() < until:
-                with suppress(NodeRefuses):  # what nobody can look at says nothing
-                    holes, goes_on = own.run(walk.look)
+                holes, goes_on = own.run(walk.look)
                 for hole in holes:
-                    for other, node in nodes.items():
-                        if node.run(shows, hole.database, hole.added_id):
-                            return {other: f"{name} lacks added_id {hole.added_id} of {hole.database}"}
+                    if any(node.run(shows, hole.database, hole.added_id) for node in nodes):
+                        return f"lacks added_id {hole.added_id} of {hole.database}"
                     walk.pass_over(hole)
-        return {}
+        return ""
 
     def _await_position(self, servers: Sequence[Server], position: str, timeout_s: float = SWITCH_TIMEOUT_S) -> None:
         """Returns once one of the servers has a position, or where there is none."""

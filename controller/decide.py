@@ -6,7 +6,7 @@ fenced, one that isn't open and is appointed is compared and opened, the others 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -38,13 +38,25 @@ class Diverged(msgspec.Struct, frozen=True):
     failed: str = ""
 
 
+class Hole(msgspec.Struct, frozen=True):
+    """A cell that a minion lacks and its master shows. `cause`: what will leave out more, such as a filter. `is_due`:
+    it has lacked cells for a while since its start, so it may be made anew.
+    """
+
+    cell: str
+    cause: str = ""
+    is_due: bool = False
+
+    def __str__(self) -> str:
+        return f"lacks {self.cell}" + (f", and {self.cause}" if self.cause else "")
+
+
 class ObservedCluster(msgspec.Struct, frozen=True):
     """A cluster at one moment. `silent_s`: how long each server has said nothing, 0 if it answered. `refusals`: what
     those say that run and refuse our account, so nobody knows what they have, and they aren't dead. `waited_s`: how
     long the appointed master has answered and wasn't open. `others_away`: masters of other clusters that don't answer.
     `remakes`: a controller can make a server anew. `may_leave_out`: voters weren't tried to be left out just now,
-    without success. `remaking`: the one that it makes anew now. `holes`: cells that minions lack and their master
-    shows, in words, and `stay_holed` those that showed them for a while since their start.
+    without success. `remaking`: the one that it makes anew now. `holes`: what minions lack of what their master shows.
     """
 
     cluster: str
@@ -63,8 +75,7 @@ class ObservedCluster(msgspec.Struct, frozen=True):
     remakes: bool = False
     remaking: str = ""
     may_leave_out: bool = True
-    holes: Mapping[str, str] = {}
-    stay_holed: Collection[str] = ()
+    holes: Mapping[str, Hole] = {}
 
     @property
     def ordered(self) -> OrderKind | None:
@@ -230,6 +241,8 @@ def _finish(view: ObservedCluster, appointment: Appointment) -> Decision:
     promotion = _promotion(view, appointment)
     if not promotion.by_hand and (refusal := view.refusals.get(appointment.master)):
         return Wait("closed", f"a change of the master was begun, and {refusal}")
+    if not promotion.by_hand and appointment.master not in view.seen and (holed := _all_holed(view, promotion.hear)):
+        return Wait("closed", f"a change of the master was begun, and {holed}")
     if not promotion.hear and appointment.master not in view.seen:
         return Wait("closed", f"a change of the master was begun, and no server of {view.cluster} answers")
     return promotion
@@ -318,7 +331,7 @@ def _not_by_itself(view: ObservedCluster) -> str | None:
 def _all_holed(view: ObservedCluster, hear: Sequence[str]) -> str | None:
     holes = [f"{name} {why}" for name in hear if (why := _holed(view, name))]
     back = f"start the master, or `schemaless topology promote {view.cluster}`, which goes on without these cells"
-    return f"{'; '.join(holes)}: {back}" if len(holes) == len(hear) else None
+    return f"{'; '.join(holes)}: {back}" if holes and len(holes) == len(hear) else None
 
 
 def _open_again(view: ObservedCluster, appointment: Appointment) -> Decision:
@@ -411,7 +424,7 @@ def _silent_voters(view: ObservedCluster, appointment: Appointment) -> RemoveVot
     stay = [name for name in appointment.voters if name in view.seen]
     if not silent or any(view.silent_s.get(name, SILENT_VOTER_S) < SILENT_VOTER_S for name in silent):
         return None
-    is_ready = any(_receives(view, name) for name in stay) or not view.nodes.keys() & set(appointment.voters)
+    is_ready = any(_is_ready(view, name) for name in stay) or not view.nodes.keys() & set(appointment.voters)
     return RemoveVoters(silent, stay) if is_ready and view.may_leave_out else None
 
 
@@ -447,8 +460,9 @@ def _tails(view: ObservedCluster, appointment: Appointment) -> Decision:
     for name in view.nodes:
         if name in view.tails or not (why := _holed(view, name)):
             continue
-        is_due = name in view.stay_holed and name not in appointment.voters and view.remakes and not view.tails
-        if is_due and _donors(view, appointment, name):
+        is_due = name in view.holes and view.holes[name].is_due and not view.holes[name].cause
+        is_next = is_due and name not in appointment.voters and view.remakes and not view.tails
+        if is_next and _donors(view, appointment, name):
             return Rejoin(name, f"because it {why}")
         reasons.append(f"{name} {why}")
     for name, tail in view.tails.items():
@@ -511,7 +525,7 @@ def _holed(view: ObservedCluster, name: str) -> str:
         return ""
     if master is not None and one.server_id == master.server_id:
         return f"has the server id of {view.appointment.master}, and takes what that wrote for its own"
-    return view.holes.get(name, "")
+    return str(view.holes.get(name, ""))
 
 
 def _is_ready(view: ObservedCluster, name: str) -> bool:

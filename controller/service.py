@@ -23,6 +23,7 @@ from controller.decide import (
     Establish,
     Fence,
     Follow,
+    Hole,
     Keep,
     ObservedCluster,
     Open,
@@ -66,6 +67,8 @@ AGAIN_S = 2.0
 """The pause before something is tried again that failed."""
 STAYS_HOLED_S = 5.0
 """How long a minion shows holes before it is made anew. After a start it is asked again within a second or two."""
+HOLED_AGAIN_S = 3600.0
+"""The least time until one that was made anew for its holes is made anew for others: what made them goes on, then."""
 LEAVE_OUT_AGAIN_S = 10.0
 """The same before voters are left out: each try draws an epoch, and puts wait meanwhile."""
 
@@ -186,8 +189,10 @@ class Controller:
         self._mode = mode
         self._write_settled = settle
         self._published = published
-        self.holes: Callable[[], Mapping[str, str]] = dict
-        """Asked for what minions lack of what their masters show, in words."""
+        self.holes: Callable[[], Mapping[str, Hole]] = dict
+        """Asked for what minions lack of what their masters show."""
+        self._counted: dict[str, tuple[int, Hole]] = {}
+        self._made_anew_at: dict[str, float] = {}
         self._holed_since: dict[str, tuple[int, float]] = {}
         self._settled: dict[str, tuple[str, OrderState, str]] = {}
         self._begun: dict[str, TopologyOrder] = {}
@@ -322,7 +327,6 @@ class Controller:
             self._closed_since.setdefault(cluster, now)
         else:
             self._closed_since.pop(cluster, None)
-        holes = {name: words for name, words in self.holes().items() if name in seen}
         promoted = self._promoted(cluster) if appointment is not None and master is None else None
         return ObservedCluster(
             cluster,
@@ -345,20 +349,31 @@ class Controller:
             self._rejoining.remakes,
             self._rejoining.remaking,
             time.monotonic() >= self._leave_out_after.get(cluster, 0.0),
-            holes,
-            [name for name in nodes if self._stays_holed(name, seen.get(name), name in holes)],
+            self._holes(seen, is_open=master is not None and not master.read_only),
         )
 
-    def _stays_holed(self, name: str, seen: Observed | None, is_holed: bool) -> bool:
-        """Whether a server shows holes since its start. One that was just made anew is believed to have what it had."""
-        if seen is None or not is_holed:
-            self._holed_since.pop(name, None)
-            return False
-        started_at, since = self._holed_since.get(name, (None, 0.0))
-        if started_at != seen.started_at:
-            since = time.monotonic()
-            self._holed_since[name] = seen.started_at, since
-        return time.monotonic() - since > STAYS_HOLED_S
+    def _holes(self, seen: Mapping[str, Observed], *, is_open: bool) -> dict[str, Hole]:
+        """Returns what is known of holes: what those who count found, and without a master what a promotion did."""
+        found, now = self.holes(), time.monotonic()
+        self._holed_since = {
+            name: since for name, since in self._holed_since.items() if name not in seen or name in found
+        }
+        holes = {}
+        for name, hole in found.items():
+            if (one := seen.get(name)) is None:
+                continue
+            started_at, since = self._holed_since.get(name, (None, now))
+            if started_at != one.started_at:  # one that was just made anew is believed to lack what it lacked
+                self._holed_since[name] = one.started_at, (since := now)
+            again_at = self._made_anew_at.get(name, -HOLED_AGAIN_S) + HOLED_AGAIN_S
+            is_due = now - since > STAYS_HOLED_S and now > again_at
+            holes[name] = msgspec.structs.replace(hole, is_due=is_due)
+        counted = {} if is_open else self._counted
+        return holes | {
+            name: hole
+            for name, (started_at, hole) in counted.items()
+            if name not in holes and name in seen and seen[name].started_at == started_at
+        }
 
     def _step(self, cluster: str, given: TopologyOrder | None) -> None:
         view = self.view(cluster, given)
@@ -410,11 +425,16 @@ class Controller:
                     self._rejoining.found(decision.node, view.seen[decision.node], self.known[cluster].ballot)
             case Rejoin():
                 change.detach(decision)
+                self._made_anew_at[decision.node] = time.monotonic()
                 self._rejoining.found(decision.node, view.seen[decision.node], self.known[cluster].ballot)
             case Keep() | Remake():
                 self._rejoining.begin(decision, self.known.values(), self.known[cluster].master, self._tell(cluster))
             case _:
-                CHANGES[type(decision)](change, decision)
+                try:
+                    CHANGES[type(decision)](change, decision)
+                finally:
+                    lacking = {name: Hole(cell.removeprefix("lacks ")) for name, cell in change.holed.items()}
+                    self._counted |= {name: (view.seen[name].started_at, hole) for name, hole in lacking.items()}
         for name in view.seen:  # what was seen before is over
             self._watched[name].look()
 

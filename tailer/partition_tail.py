@@ -169,6 +169,7 @@ class PartitionTail:
         """How many cells the next transaction carries. It is halved after a failure, down to one."""
         self._stall = stall  # of the log before, until a transaction succeeds
         self._may_grow = True  # the next transaction
+        self._left_out = set[int]()  # shards of which a minion was said to lack what was published
         self._cell_s = math.inf  # what a cell cost in the last one
         self.shards = ShardQueue(datastore, progress)
         self._stopping = asyncio.Event()
@@ -354,7 +355,7 @@ class PartitionTail:
             else:
                 doubtful[shard.shard] = page
         if doubtful:
-            cells += await self._judge_reading(doubtful)
+            cells += await self._judge_reading(doubtful, self.cells_max - len(cells))
         if cut:  # large bodies come in smaller batches, so that none are read in vain
             self.cells_max = max(1, len(cells) // 2)
         elif len(cells) >= self.cells_max and self._may_grow:
@@ -394,17 +395,18 @@ class PartitionTail:
         try:
             verify_page(shard.published, page)
         except Corrupt:
-            masters = await self._masters_page(shard, page.cells[-1].added_id if page.cells else page.head.added_id)
+            until = page.cells[-1].added_id if page.cells else page.head.added_id
+            masters = await self._masters_page(shard, until - shard.published.added_id)
             if masters is None:
                 raise
             verify_page(shard.published, masters)
             return masters
         return page
 
-    async def _masters_page(self, shard: ShardProgress, until: int) -> ProvenPage | None:
+    async def _masters_page(self, shard: ShardProgress, cells_max: int) -> ProvenPage | None:
         """Returns the next cells of the master, None if it isn't reached, or hasn't what was published."""
-        at, answers = shard.published, dict[int, ProvenPage | LocationGone]()
-        wanted = [Following(at, max(1, min(until - at.added_id, TRANSACTION_CELLS_MAX)))]
+        answers = dict[int, ProvenPage | LocationGone]()
+        wanted = [Following(shard.published, max(1, min(cells_max, TRANSACTION_CELLS_MAX)))]
         with contextlib.suppress(Unavailable, Misconfigured):
             reader = self._reader(shard.shard)
             answers |= await reader.ask_master(shard_log.follow, self._datastore, wanted, TRANSACTION_BYTES_MAX)
@@ -425,25 +427,33 @@ class PartitionTail:
         kept = {shard.shard: start.starts_at - 1}
         digest = (await reader.run(shard_log.digests, self._datastore, kept))[shard.shard]
         if digest is None:  # a minion may lack it
-            digest = (await reader.ask_master(shard_log.digests, self._datastore, kept))[shard.shard]
+            with contextlib.suppress(Unavailable, Misconfigured):
+                digest = (await reader.ask_master(shard_log.digests, self._datastore, kept))[shard.shard]
         if digest is None:
             self._report(shard, f"cell {start.starts_at - 1} is missing, and generation {start.generation} follows it")
             return
         announce = self._log.announce
         shard.published_up_to(await in_thread(self._context.publishing, announce, shard.shard, start, digest))
 
-    async def _judge_reading(self, doubtful: Mapping[int, LocationGone]) -> list[StoredCell]:
+    async def _judge_reading(self, doubtful: Mapping[int, LocationGone], cells_max: int) -> list[StoredCell]:
         """Asks the master about shards of which a node doesn't have what was published. Returns its next cells of those
-        of which a minion left that out, or has something else.
+        of which a minion left that out, or has something else, and lets the others wait once there are enough.
         """
         await self._judge([self.shards[number] for number in doubtful])
-        cells: list[StoredCell] = []
+        cells, name = list[StoredCell](), self._datastore.name
         for number, gone in doubtful.items():
             shard = self.shards[number]
             if shard.state is not TailState.WORKING:
                 continue
             lags = gone.head < shard.published.added_id or gone.generation < shard.published.generation
-            page = None if lags or not shard.held else await self._masters_page(shard, shard.head.added_id)
+            left = cells_max - len(cells) if sum(len(cell.body) for cell in cells) < TRANSACTION_BYTES_MAX else 0
+            if lags or not shard.held or left <= 0:
+                self.shards.back_off(shard, NOT_THERE_YET_S)
+                continue
+            if number not in self._left_out:
+                log.warning("a minion has another history than its master", shard=number, why=str(gone), datastore=name)
+                self._left_out.add(number)
+            page = await self._masters_page(shard, min(left, max(1, shard.waiting)))
             if page is None:
                 self.shards.back_off(shard, NOT_THERE_YET_S)
             else:

@@ -58,9 +58,8 @@ def ensure_topics(bootstrap: str, datastore: Datastore, *, timeout_s: float = 10
         if time.monotonic() > deadline:
             raise BusUnavailable(f"topics of {datastore.name} have no leaders after {timeout_s} s")
         time.sleep(_POLL_S)
-    if len(missing) < len(wanted):
-        for warning in _unusual(admin, bootstrap, datastore, timeout_s):
-            log.warning("a topic has unusual settings", why=warning)
+    for warning in _unusual(admin, bootstrap, datastore, timeout_s):
+        log.warning("a topic has unusual settings", why=warning)
     claim_topics(bootstrap, datastore, timeout_s=timeout_s)
 
 
@@ -194,7 +193,7 @@ class TopicsWatch:
         self._admin = open_client(AdminClient, bootstrap)
         self._bootstrap = bootstrap
         self._datastore = datastore
-        self._unusual: list[str] | None = None
+        self._unusual = _unusual(self._admin, bootstrap, datastore, timeout_s)
         self._verified_at = time.monotonic()
         self._every_s = every_s
         self._timeout_s = timeout_s
@@ -227,11 +226,10 @@ class TopicsWatch:
             return
         self._verified_at = time.monotonic()
         with suppress(TopicMissing, BusUnavailable):
-            unusual = _unusual(self._admin, self._bootstrap, self._datastore, self._timeout_s)
-            if self._unusual is not None:  # the first are in the log since the topics were opened
-                for warning in set(unusual) - set(self._unusual):
-                    log.warning("a topic has unusual settings", why=warning)
-            self._unusual = unusual
+            before = self._unusual
+            self._unusual = _unusual(self._admin, self._bootstrap, self._datastore, self._timeout_s)
+            for warning in set(self._unusual) - set(before):
+                log.warning("a topic has unusual settings", why=warning)
 
     def _ask(self) -> list[str]:
         topics = (self._datastore.topic, self._datastore.progress_topic)

@@ -123,6 +123,9 @@ class ReplicaLag:
             self._walked_at[name] = now
             until = time.monotonic() + WALK_S
             with suppress(SchemalessError):  # the next sample sees why
+                for database, added_id in minion.settings.lacking:  # the master may be another one since
+                    if not await self._shows(cluster, database, added_id):
+                        minion.settings.pass_over(database, added_id)
                 goes_on = True
                 while goes_on:
                     holes, goes_on = await minion.run(walk.look, timeout_s=self._timeout_s, traffic=Traffic.PROBE)
@@ -130,12 +133,14 @@ class ReplicaLag:
                     goes_on &= time.monotonic() < until
         for error in list(suspected.values())[:SUSPECTED_MAX]:
             with suppress(SchemalessError):
-                if await self._storage.master(cluster).run(
-                    shows, error.database, error.added_id, timeout_s=self._timeout_s, traffic=Traffic.PROBE
-                ):
+                if await self._shows(cluster, error.database, error.added_id):
                     minion.settings.lacks(error)
                 else:
                     walk.pass_over(error)
+
+    async def _shows(self, cluster: str, database: str, added_id: int) -> bool:
+        master = self._storage.master(cluster)
+        return await master.run(shows, database, added_id, timeout_s=self._timeout_s, traffic=Traffic.PROBE)
 
     async def _position(self, node: AsyncNode) -> ServerPosition | None:
         asked = self._clock()

@@ -143,11 +143,21 @@ class ServerSettings:
             self._lacks.add((error.database, error.added_id))
         self._know([fault for fault in self.faults if fault.name != _ENTITY])
 
+    def holes(self) -> tuple[list[str], list[SettingFault]]:
+        """Returns a cell that the server doesn't show and its master does, and what will leave out more."""
+        faults = self.faults
+        lacks = [fault.value.removeprefix("without ") for fault in faults if fault.name == _ENTITY]
+        return lacks, [fault for fault in faults if fault.hides and fault.name != _ENTITY]
+
     @property
-    def lacking(self) -> str:
-        """A cell that the server doesn't show, and its master does, '' if none is known."""
-        lacks = (fault.value for fault in self.faults if fault.name == _ENTITY)
-        return next(lacks, "").removeprefix("without ")
+    def lacking(self) -> list[tuple[str, int]]:
+        """The cells that the server doesn't show and its master did, by database and added_id."""
+        return sorted(self._lacks)
+
+    def pass_over(self, database: str, added_id: int) -> None:
+        """Takes a cell for no fault of this server: its present master lacks it, too."""
+        self._lacks.discard((database, added_id))
+        self._know([fault for fault in self.faults if fault.name != _ENTITY])
 
     def _know(self, faults: Sequence[SettingFault]) -> None:
         if self._lacks:

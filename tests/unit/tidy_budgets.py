@@ -57,7 +57,7 @@ PACKAGES: dict[str, Budget] = {
     "cleaner": (885, 607, ERASURES),
     "consumers": (7, 5),
     "consumers/probe": (281, 189),
-    "controller": (2599, 1741, LACKING),
+    "controller": (2656, 1775, LACKING),
     "indexer": (1981, 1299, PROVEN),
     "schemaless": (3640, 2121, ROTATED),
     "schemaless/audit": (1640, 1017, WHOLE),
@@ -72,11 +72,11 @@ PACKAGES: dict[str, Budget] = {
     "schemaless/ops": (3172, 2097, ROTATED),
     "schemaless/runtime": (2391, 1597, ROTATED),
     "schemaless/stack": (3161, 1833, ROTATED),
-    "schemaless/storage": (10626, 5792, LACKING),
+    "schemaless/storage": (10641, 5806, LACKING),
     "schemaless/subscriber": (715, 508),
     "schemaless/testing": (1442, 936, ERASURES),
     "schemaless/triggers": (895, 562, FORKS),
-    "tailer": (1930, 1316, LACKING),
+    "tailer": (1938, 1326, LACKING),
 }
 """Lines and statements of the Python files in each folder, those in its subfolders left out.
 

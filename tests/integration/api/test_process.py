@@ -56,6 +56,17 @@ def test_metrics_count_requests_and_cells(api, call):
         assert line in text
 
 
+@pytest.mark.parametrize("service", ["api", "cleaner", "tailer"])
+def test_too_few_open_files_end_a_service_before_it_begins(running, kafka, service):
+    """The sentence has the limit, the need, and how to raise it."""
+    servers = {"SCHEMALESS_TOPOLOGY": str(running.path), "SCHEMALESS_KAFKA": kafka}
+    argv = ["prlimit", "--nofile=64", sys.executable, "-m", service]
+    ended = subprocess.run(argv, cwd=ROOT, env=os.environ | servers, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "this process may open 64 files and needs" in ended.stderr + ended.stdout
+    assert "ulimit -n" in ended.stderr + ended.stdout
+
+
 def test_every_call_is_documented(api):
     """OpenAPI names each path with its parameters, its payload and its answers."""
     document = api.client.get("/openapi.json").json()

@@ -10,6 +10,7 @@ from controller.decide import (
     Establish,
     Fence,
     Follow,
+    Hole,
     Keep,
     ObservedCluster,
     Open,
@@ -356,10 +357,12 @@ def test_a_server_that_receives_and_is_no_voter_becomes_one():
     assert automatic(HEALTHY, appointment=LEFT) == Follow("a3")
 
 
-HOLE = {"holes": {"a3": "lacks added_id 7 of t_0001"}}
-LASTING = HOLE | {"stay_holed": ["a3"], "remakes": True}
-BOTH = {"holes": {"a2": "lacks added_id 9 of t_0001", "a3": "lacks added_id 7 of t_0001"}}
-ONE = {"a2": server("a1", connected=False)}
+NINE, SEVEN = Hole("added_id 9 of t_0001"), Hole("added_id 7 of t_0001")
+HOLE = {"holes": {"a3": SEVEN}}
+DUE = msgspec.structs.replace(SEVEN, is_due=True)
+LASTING = {"holes": {"a3": DUE}, "remakes": True}
+FILTERED = {"holes": {"a3": msgspec.structs.replace(DUE, cause="a filter is there")}, "remakes": True}
+BOTH = {"holes": {"a2": NINE, "a3": SEVEN}}
 TWIN = msgspec.structs.replace(server("a1"), server_id=HEALTHY["a1"].server_id)
 HOLED = {
     "it votes no more": (HEALTHY, HOLE, OUT),
@@ -369,15 +372,23 @@ HOLED = {
     "and does while no other follows": (HEALTHY | {"a2": server("a1", receiving=False)}, HOLE, Follow("a2")),
     "and while another is silent": (without(HEALTHY, "a2"), HOLE | {"silent_s": {"a2": 1.0}},
         Wait("healthy", "a3 lacks added_id 7 of t_0001")),
+    "and stays one while another is silent for long: that one has all": (without(HEALTHY, "a2"), HOLE,
+        Wait("healthy", "a3 lacks added_id 7 of t_0001")),
     "it gets no vote": (HEALTHY, HOLE | {"appointment": LEFT}, Wait("healthy", "a3 lacks added_id 7 of t_0001")),
     "it is made anew": (HEALTHY, LASTING | {"appointment": LEFT}, Rejoin("a3", "because it lacks added_id 7 of"
         " t_0001")),
+    "not while more is left out": (HEALTHY, FILTERED | {"appointment": LEFT},
+        Wait("healthy", "a3 lacks added_id 7 of t_0001, and a filter is there")),
     "by a person where no command does": (HEALTHY, LASTING | {"appointment": LEFT, "remakes": False},
         Wait("healthy", "a3 lacks added_id 7 of t_0001")),
-    "from one that has all": (HEALTHY, BOTH | {"appointment": LEFT, "stay_holed": ["a3"], "remakes": True},
+    "from one that has all": (HEALTHY, {"appointment": LEFT, "remakes": True, "holes": {"a2": NINE, "a3": DUE}},
         Wait("healthy", "a2 lacks added_id 9 of t_0001; a3 lacks added_id 7 of t_0001")),
-    "it is the last to be promoted": (DEAD, {"holes": {"a2": "lacks added_id 9 of t_0001"}},
+    "it is the last to be promoted": (DEAD, {"holes": {"a2": NINE}},
         Promote("a1", ["a3", "a2"])),
+    "nor is a change ended that was begun": (DEAD, BOTH | {"appointment": CLOSED}, Wait("closed", "a change of the"
+        " master was begun, and a2 lacks added_id 9 of t_0001; a3 lacks added_id 7 of t_0001: start the master, or"
+        " `schemaless topology promote a`, which goes on without these cells")),
+    "but by the old master, which answers": (RESTARTED, BOTH | {"appointment": CLOSED}, Promote("a1", ["a2", "a3"])),
     "and never alone without a person": (DEAD, BOTH, Wait("dead", "a1 is dead: a2 lacks added_id 9 of t_0001; a3"
         " lacks added_id 7 of t_0001: start the master, or `schemaless topology promote a`, which goes on without"
         " these cells")),
@@ -395,7 +406,7 @@ def test_a_person_may_promote_one_that_lacks_cells():
 
 
 def test_no_switch_goes_to_one_that_lacks_cells():
-    assert ordered(SWITCH, HEALTHY, holes={"a2": "lacks added_id 9 of t_0001"}) == Switch("a1", "a3")
+    assert ordered(SWITCH, HEALTHY, holes={"a2": NINE}) == Switch("a1", "a3")
     refused = ordered(SWITCH, HEALTHY, node="a3", **HOLE)
     assert refused == Wait("refused", "a3 lacks added_id 7 of t_0001")
 

@@ -16,7 +16,6 @@ from schemaless.config import (
     KafkaSettings,
     MeasuredSettings,
     ProbeSettings,
-    ServiceSettings,
     Settings,
     StackSettings,
     TailerSettings,

@@ -33,6 +33,7 @@ class Master:
 
     def __init__(self, clock, ahead_s, name="master"):
         self.node = SimpleNamespace(name=name, cluster="a")
+        self.settings = SimpleNamespace(lacking=[])
         self.ahead_s = ahead_s
         self.error = None
         self._clock = clock
