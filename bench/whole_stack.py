@@ -53,8 +53,10 @@ class CheckoutStack:
     datastore: str
     pids: Mapping[str, Sequence[int]]
 
-    def load(self, trips: TripMaker, seconds: float) -> StackRound:
-        """Puts from all connections over all API processes, and waits until every consumer has finished the cells."""
+    def load(self, trips: TripMaker, seconds: float, *, is_cold: bool = False) -> StackRound:
+        """Puts from all connections over all API processes, and waits until every consumer has finished the cells. One
+        that is cold may buffer some.
+        """
         each = CONNECTIONS // len(self.api)
         count = round(seconds * PUTS_PER_S_MAX / len(self.api))
         prefix = f"/v1/{self.datastore}"
@@ -66,7 +68,9 @@ class CheckoutStack:
                 for port, requests in plans
                 if port is not None
             ]
-            outcomes: list[Outcome] = [load.result().expect(201) for load in loads]
+            outcomes: list[Outcome] = [load.result() for load in loads]
+        if not is_cold:
+            outcomes = [outcome.expect(201) for outcome in outcomes]
         self.wait_until_caught_up()
         puts = sum(len(outcome.latencies_ms) for outcome in outcomes)
         spent = cpu_a_put(before, cpu_by_kind(self.pids), puts)
@@ -118,16 +122,13 @@ def running_checkout(checkout: Path, folder: Path) -> Iterator[CheckoutStack]:
 def _pids(endpoints: Mapping[str, Any], program: int) -> dict[str, list[int]]:
     pids: dict[str, list[int]] = defaultdict(list)
     for process in endpoints["processes"]:
-        kind = process["role"]
-        if kind == "mysql":
-            kind = "masters" if process["name"].endswith("master") else "minions"
-        pids[kind].append(process["pid"])
+        pids[process["role"]].append(process["pid"])
     pids["consumers"].append(program)
     return pids
 
 
 def measure(folder: Path, scale: Scale, beside: Path | None) -> list[Comparison | Figure]:
-    """Measures this checkout, in turns with the one in `beside`."""
+    """Measures this checkout, in turns with the one in `beside`. A kind of process that only one has is in the sum."""
     checkouts = [checkout_folder(), *([beside] if beside else [])]
     with ExitStack() as running:
         stacks = [
@@ -136,19 +137,21 @@ def measure(folder: Path, scale: Scale, beside: Path | None) -> list[Comparison 
         ]
         makers = [TripMaker(seed=7) for _ in stacks]
         for stack, trips in zip(stacks, makers, strict=True):
-            stack.load(trips, scale.stack_warm_up_s)
+            stack.load(trips, scale.stack_warm_up_s, is_cold=True)
         rounds = [
             [stack.load(trips, scale.latency_s) for stack, trips in zip(stacks, makers, strict=True)]
             for _ in range(scale.rounds)
         ]
     sides = [[pair[number] for pair in rounds] for number in range(len(stacks))]
-    kinds = sorted(sides[0][0].cpu_ms, key=lambda kind: -sides[0][0].cpu_ms[kind])
+    spent = sides[0][0].cpu_ms
+    shared = [kind for kind in spent if all(kind in side[0].cpu_ms for side in sides)]
+    kinds = sorted(shared, key=lambda kind: -spent[kind])
     rows: list[tuple[str, str, list[Values]]] = [
         (f"puts, {CONNECTIONS} connections", "puts/s", [_values([r.puts_per_s for r in side]) for side in sides]),
         ("put: p50", "ms", [_values([r.p50_ms for r in side]) for side in sides]),
         ("CPU of a put", "ms", [_values([sum(r.cpu_ms.values()) for r in side]) for side in sides]),
         *(
-            (f"CPU of a put: {kind}", "ms", [_values([r.cpu_ms.get(kind, 0.0) for r in side]) for side in sides])
+            (f"CPU of a put: {kind}", "ms", [_values([r.cpu_ms[kind] for r in side]) for side in sides])
             for kind in kinds
         ),
     ]
