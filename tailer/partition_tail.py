@@ -30,7 +30,7 @@ from schemaless.errors import (
     StorageUnavailable,
     Unavailable,
 )
-from schemaless.location import Location, next_start
+from schemaless.location import GenerationStart, Location, next_start
 from schemaless.names import Stall
 from schemaless.runtime.batching import OF_A_PART, REFUSALS_MAX
 from schemaless.runtime.events import Event, emit
@@ -342,30 +342,36 @@ class PartitionTail:
         cells: list[StoredCell] = []
         cut = False
         doubtful: dict[int, LocationGone] = {}
+        ended: list[ShardProgress] = []
         for shard in shards:
             page = pages.get(shard.shard)
             if page is None:  # no bytes were left
                 cut = True
             elif isinstance(page, ProvenPage):
-                found = await self._next_cells(shard, page)
+                found = await self._next_cells(shard, page, ended)
                 cells += found
                 cut |= bool(found) and len(page.cells) < shares[shard.shard] and found[-1].added_id < page.head.added_id
             elif page.generation > shard.published.generation:
-                await self._cross_generation(shard)
+                ended.append(shard)
             else:
                 doubtful[shard.shard] = page
         if doubtful:
-            cells += await self._judge_reading(doubtful, self.cells_max - len(cells))
+            cells += await self._judge_reading(doubtful, self.cells_max - len(cells), ended)
+        if ended:
+            await self._cross_generation(ended)
         if cut:  # large bodies come in smaller batches, so that none are read in vain
             self.cells_max = max(1, len(cells) // 2)
         elif len(cells) >= self.cells_max and self._may_grow:
             self.cells_max = min(TRANSACTION_CELLS_MAX, self.cells_max * 2)
         return cells
 
-    async def _next_cells(self, shard: ShardProgress, page: ProvenPage) -> Sequence[StoredCell]:
+    async def _next_cells(
+        self, shard: ShardProgress, page: ProvenPage, ended: list[ShardProgress]
+    ) -> Sequence[StoredCell]:
         """Returns the cells of a page that can be published now: those of the published generation.
 
-        They end before a cell that is too large for Kafka, which no retry would change.
+        They end before a cell that is too large for Kafka, which no retry would change. Where none are left of the
+        generation, the shard is among those that `ended`.
         """
         generation = shard.published.generation
         try:
@@ -376,7 +382,7 @@ class PartitionTail:
         cells = [cell for cell in page.cells if cell.generation == generation]
         if not cells:
             if page.cells or page.head.generation > generation:
-                await self._cross_generation(shard)
+                ended.append(shard)
             elif shard.waiting:  # the head was another server's, and a minion lags behind it
                 self.shards.back_off(shard, NOT_THERE_YET_S)
         if cells and record_bytes(cells[0]) > self._log.record_bytes_max:
@@ -413,29 +419,42 @@ class PartitionTail:
         page = answers.get(shard.shard)
         return page if isinstance(page, ProvenPage) else None
 
-    async def _cross_generation(self, shard: ShardProgress) -> None:
-        """Announces the next generation that a reader of the shard meets. All cells before it are published (I13)."""
-        reader, published = self._reader(shard.shard), shard.published
-        head, starts = await reader.run(shard_head.history, self._datastore.name, shard.shard)
-        start = next_start(published.location, starts)
-        if start is None and head.generation <= published.generation:  # a minion lags
-            self.shards.back_off(shard, NOT_THERE_YET_S)
-            return
-        if start is None or start.starts_at > published.added_id + 1:
-            self._report(shard, f"MySQL doesn't say where generation {head.generation} begins")
-            return
-        kept = {shard.shard: start.starts_at - 1}
-        digest = (await reader.run(shard_log.digests, self._datastore, kept))[shard.shard]
-        if digest is None:  # a minion may lack it
+    async def _cross_generation(self, ended: Sequence[ShardProgress]) -> None:
+        """Announces the next generation that a reader of these shards of a cluster meets, in one transaction: a
+        promotion begins one for all of them. All cells before it are published (I13).
+        """
+        reader, name = self._reader(ended[0].shard), self._datastore.name
+        moment = await reader.run(shard_head.moment, name)
+        heads = {head.shard: head for head in moment.heads}
+        starts: dict[int, GenerationStart] = {}
+        for shard in ended:
+            head, published = heads.get(shard.shard), shard.published
+            start = next_start(published.location, moment.starts.get(shard.shard, ()))
+            if head is None:  # it moved
+                self.shards.back_off(shard, RETRY_S)
+            elif start is None and head.generation <= published.generation:  # a minion lags
+                self.shards.back_off(shard, NOT_THERE_YET_S)
+            elif start is None or start.starts_at > published.added_id + 1:
+                self._report(shard, f"MySQL doesn't say where generation {head.generation} begins")
+            else:
+                starts[shard.shard] = start
+        kept = {number: start.starts_at - 1 for number, start in starts.items()}
+        digests = await reader.run(shard_log.digests, self._datastore, kept) if kept else {}
+        if left := {number: kept[number] for number, digest in digests.items() if digest is None}:  # by a minion
             with contextlib.suppress(Unavailable, Misconfigured):
-                digest = (await reader.ask_master(shard_log.digests, self._datastore, kept))[shard.shard]
-        if digest is None:
-            self._report(shard, f"cell {start.starts_at - 1} is missing, and generation {start.generation} follows it")
-            return
-        announce = self._log.announce
-        shard.published_up_to(await in_thread(self._context.publishing, announce, shard.shard, start, digest))
+                digests |= await reader.ask_master(shard_log.digests, self._datastore, left)
+        for number in left:
+            if digests[number] is None:
+                why = f"cell {kept[number]} is missing, and generation {starts.pop(number).generation} follows it"
+                self._report(self.shards[number], why)
+        if starts:
+            found = [(number, start, digests[number]) for number, start in starts.items()]
+            for position in await in_thread(self._context.publishing, self._log.announce, found):
+                self.shards[position.shard].published_up_to(position)
 
-    async def _judge_reading(self, doubtful: Mapping[int, LocationGone], cells_max: int) -> list[StoredCell]:
+    async def _judge_reading(
+        self, doubtful: Mapping[int, LocationGone], cells_max: int, ended: list[ShardProgress]
+    ) -> list[StoredCell]:
         """Asks the master about shards of which a node doesn't have what was published. Returns its next cells of those
         of which a minion left that out, or has something else, and lets the others wait once there are enough.
         """
@@ -457,7 +476,7 @@ class PartitionTail:
             if page is None:
                 self.shards.back_off(shard, NOT_THERE_YET_S)
             else:
-                cells += await self._next_cells(shard, page)
+                cells += await self._next_cells(shard, page, ended)
         return cells
 
     def _report(self, shard: ShardProgress, error: str, stall: Stall = Stall.NOT_DENSE) -> None:

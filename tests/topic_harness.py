@@ -40,7 +40,7 @@ def publish(kafka: str, datastore: Datastore, cells: Sequence[StoredCell]) -> No
 def announce(kafka: str, datastore: Datastore, shard: int, start: GenerationStart) -> None:
     log = PartitionLog(kafka, datastore, datastore.partition(shard))
     log.open()
-    log.announce(shard, start, digest=None)
+    log.announce([(shard, start, None)])
     log.close()
 
 

@@ -212,16 +212,18 @@ class PartitionLog:
         tracing.sent(cells, topic, self._partition, began_at)
         return reached
 
-    def announce(self, shard: int, start: GenerationStart, digest: int | None) -> Position:
-        """Announces that a generation of a shard begins (I13). Progress moves with it, so it is announced once.
+    def announce(self, begun: Sequence[tuple[int, GenerationStart, int | None]]) -> list[Position]:
+        """Announces that generations of shards begin, in one transaction (I13). Progress moves with it, so each is
+        announced once.
 
-        `digest` is that of the cell before its first one. Returns the progress.
+        Each has its shard, where it begins, and the digest of the cell before that. Returns the progress.
         """
-        reached = Position(shard, start.generation, start.starts_at - 1, digest=digest)
-        opening = {"shard": shard, "generation": start.generation, "starts_at": start.starts_at}
+        reached = [Position(shard, one.generation, one.starts_at - 1, digest=digest) for shard, one, digest in begun]
         with self._transaction():
-            self._produce_notice(msgspec.msgpack.encode(opening), _GENERATION_HEADERS)
-            self._produce_progress([reached])
+            for shard, one, _ in begun:
+                opening = {"shard": shard, "generation": one.generation, "starts_at": one.starts_at}
+                self._produce_notice(msgspec.msgpack.encode(opening), _GENERATION_HEADERS)
+            self._produce_progress(reached)
         return reached
 
     def seek(self, positions: Collection[Position], *, repeat: bool = False) -> None:

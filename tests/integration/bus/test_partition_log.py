@@ -260,7 +260,7 @@ def test_a_generation_is_announced_once(kafka, datastore, opened):
     kept = cells(1, 5)
     log.publish(kept)
     third = cell_digest(kept[2])
-    assert log.announce(SHARD, GenerationStart(2, 4), third) == Position(SHARD, 2, 3, digest=third)
+    assert log.announce([(SHARD, GenerationStart(2, 4), third)]) == [Position(SHARD, 2, 3, digest=third)]
     log.publish(cells(4, 4, generation=2))
     announcement = wait_for_records(kafka, datastore, 7)[5]
     assert (announcement.key, announcement.kind) == (None, b"generation")
@@ -272,7 +272,7 @@ def test_lost_progress_is_rebuilt_from_the_topic(kafka, datastore, opened):
     log, _ = opened()
     published = cells(1, 5)
     log.publish([*published, *cells(1, 2, NEIGHBOUR)])
-    log.announce(NEIGHBOUR, GenerationStart(2, 3), digest=None)
+    log.announce([(NEIGHBOUR, GenerationStart(2, 3), None)])
     delete_topic(kafka, datastore.progress_topic)
     ensure_topics(kafka, datastore)
     expected = {SHARD: position_of(published[-1]), NEIGHBOUR: Position(NEIGHBOUR, 2, 2)}

@@ -187,7 +187,7 @@ def announce_and_publish(kafka, storage, datastore):
     cells = stored(storage, datastore)
     log = PartitionLog(kafka, datastore, 0)
     log.open()
-    log.announce(SHARD, GenerationStart(2, 7), cell_digest(cells[5]))
+    log.announce([(SHARD, GenerationStart(2, 7), cell_digest(cells[5]))])
     log.publish(cells[6:])
     log.close()
 

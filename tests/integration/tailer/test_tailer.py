@@ -26,15 +26,17 @@ def assert_clean(topology, kafka, datastore, cells):
     assert report.cells()["matched"] == cells
 
 
-def open_generation(master, datastore, starts_at):
-    """What a promotion does to shard 0: cells from `starts_at` on are gone, and generation 2 begins there."""
-    where = f"datastore = '{datastore.name}' AND shard = 0"
+def open_generation(master, datastore, starts_at, shards=(0,)):
+    """What a promotion does to shards: cells from `starts_at` on are gone, and generation 2 begins there."""
+    numbers = ", ".join(map(str, shards))
+    begun = ", ".join(f"('{datastore.name}', {shard}, 2, {starts_at}, UTC_TIMESTAMP(6))" for shard in shards)
+    gone = "".join(f"DELETE FROM {datastore.database(shard)}.entity WHERE added_id >= {starts_at};" for shard in shards)
     run_sql(
         master,
-        "BEGIN;"
-        f"DELETE FROM {datastore.database(0)}.entity WHERE added_id >= {starts_at};"
-        f"UPDATE schemaless.shard_head SET generation = 2, head = {starts_at - 1} WHERE {where};"
-        f"INSERT INTO schemaless.shard_generation VALUES ('{datastore.name}', 0, 2, {starts_at}, UTC_TIMESTAMP(6));"
+        f"BEGIN; {gone}"
+        f"UPDATE schemaless.shard_head SET generation = 2, head = {starts_at - 1}"
+        f" WHERE datastore = '{datastore.name}' AND shard IN ({numbers});"
+        f"INSERT INTO schemaless.shard_generation VALUES {begun};"
         "COMMIT",
     )
 
@@ -185,6 +187,19 @@ async def test_a_new_generation_is_announced_before_its_cells(running, kafka, ne
     await asyncio.to_thread(wait_for_records, kafka, datastore, 10)
     report = await asyncio.to_thread(audit, running.topology, kafka, datastore, stall_s=10)
     assert (report.findings.named, report.cells()["superseded"], report.cells()["matched"]) == ([], 2, 7)
+
+
+async def test_what_a_promotion_begins_is_announced_in_one_transaction(kafka, new_datastore, storage, tailing):
+    """A generation of each shard of the cluster. No marker of a transaction is between their records."""
+    datastore = new_datastore(shards=8, partitions=1)
+    put(storage, datastore, [new_cell(datastore, shard=shard) for shard in range(8)])
+    tailing(datastore)
+    await asyncio.to_thread(wait_for_records, kafka, datastore, 8)
+    shards = [shard for shard in range(8) if datastore.home(shard) == "a"]
+    await asyncio.to_thread(open_generation, storage.master("a"), datastore, 2, shards)
+    found = (await asyncio.to_thread(wait_for_records, kafka, datastore, 8 + len(shards)))[8:]
+    assert [record.kind for record in found] == [b"generation"] * len(shards)
+    assert [record.offset for record in found] == list(range(found[0].offset, found[0].offset + len(shards)))
 
 
 async def test_a_minion_is_read_while_its_master_is_away(running, kafka, new_datastore, storage, tailing):

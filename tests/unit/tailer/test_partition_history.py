@@ -34,7 +34,7 @@ class Servers:
         """What the node that is read shows, where it isn't the master."""
         self.master_is_away = False
 
-    async def run(self, operation, datastore, asked, *more, timeout_s=None):
+    async def run(self, operation, datastore, asked=None, *more, timeout_s=None):
         return self._answer(self.shown or self.log, operation, asked)
 
     async def ask_master(self, operation, datastore, asked, *more):
@@ -45,8 +45,10 @@ class Servers:
     def _answer(self, log, operation, asked):
         if operation is shard_log.follow:
             return {0: log.read(asked[0].position, asked[0].limit)}
-        if operation is shard_head.history:
-            return SimpleNamespace(generation=log.head.generation), log.starts
+        if operation is shard_head.moment:
+            return shard_head.Moment(
+                0, [shard_head.Head(0, log.head.generation, log.head.added_id, 0)], {0: log.starts}
+            )
         assert operation is shard_log.digests
         (added_id,) = asked.values()
         return {0: position(0).digest if not added_id else cell_digest(log.cells[added_id - 1])}
@@ -69,10 +71,11 @@ class Topic:
         self.progress = Position(0, last.generation, last.added_id, digest=cell_digest(last))
         return {0: self.progress}
 
-    def announce(self, shard, start, digest):
+    def announce(self, begun):
+        ((_, start, digest),) = begun
         self.records.append(start)
         self.progress = Position(0, start.generation, start.starts_at - 1, digest=digest)
-        return self.progress
+        return [self.progress]
 
     def history(self):
         """Returns the cells that a reader has at the end. Each record was the next one, or an announced generation."""
