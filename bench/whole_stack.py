@@ -24,7 +24,7 @@ import httpx
 from bench.cpu import cpu_a_put, cpu_by_kind
 from bench.figures import Comparison, Figure, Values
 from bench.latency import DEFINITION, INDEX
-from bench.load import Outcome, run_load
+from bench.load import run_load
 from bench.scale import Scale
 from bench.trips import TripMaker, put_request
 from schemaless.stack.supervision import checkout_folder
@@ -54,9 +54,7 @@ class CheckoutStack:
     pids: Mapping[str, Sequence[int]]
 
     def load(self, trips: TripMaker, seconds: float, *, is_cold: bool = False) -> StackRound:
-        """Puts from all connections over all API processes, and waits until every consumer has finished the cells. One
-        that is cold may buffer some.
-        """
+        """Puts over all API processes, and waits until every consumer has finished the cells. A cold one may buffer."""
         each = CONNECTIONS // len(self.api)
         count = round(seconds * PUTS_PER_S_MAX / len(self.api))
         prefix = f"/v1/{self.datastore}"
@@ -68,9 +66,7 @@ class CheckoutStack:
                 for port, requests in plans
                 if port is not None
             ]
-            outcomes: list[Outcome] = [load.result() for load in loads]
-        if not is_cold:
-            outcomes = [outcome.expect(201) for outcome in outcomes]
+            outcomes = [load.result() if is_cold else load.result().expect(201) for load in loads]
         self.wait_until_caught_up()
         puts = sum(len(outcome.latencies_ms) for outcome in outcomes)
         spent = cpu_a_put(before, cpu_by_kind(self.pids), puts)
