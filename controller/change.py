@@ -53,6 +53,9 @@ SWITCH_TIMEOUT_S = 2.0
 READY_TIMEOUT_S = 0.5
 """How long a minion may be late for a change that isn't begun before."""
 
+CHOSEN = "chosen"
+WITHOUT = "is chosen by order, and "
+"""How a step tells of a promotion which went on without some cells."""
 COUNT_TIMEOUT_S = 1.0
 """How long a server may take to count some cells of a candidate, or to show one."""
 
@@ -184,8 +187,8 @@ class ClusterChange:
             if late is not None:
                 server.open_heads(ballot.epoch)  # it is open, and stays so
             lacks = self.holed.get(chosen)
-            has = f"has all that {' and '.join(heard)} have" if lacks is None else f"is chosen by order, and {lacks}"
-            self._tell(ballot, "chosen", f"{chosen} {has}")
+            has = f"has all that {' and '.join(heard)} have" if lacks is None else f"{WITHOUT}{lacks}"
+            self._tell(ballot, CHOSEN, f"{chosen} {has}")
             if chosen != old:
                 emit(Event.RECEIVED_APPLIED)
                 if not decided.by_hand:  # written before anybody is appointed, so that it outlives us
@@ -380,10 +383,15 @@ class ClusterChange:
         nobody else can be. By hand it may lack cells that another one shows. Raises NotWhole where none has all: then a
         person decides.
         """
-        received = {name: server.look().received for name, server in heard.items()}
-        candidates = [decided.old, *heard] if decided.wanted is None else [decided.wanted]
+        looks = {name: server.look() for name, server in heard.items()}
+        received = {name: look.received for name, look in looks.items()}
+        have_applied = {name for name, look in looks.items() if not heard[name].lacks(look.executed, look.received)}
+        names = [decided.old, *sorted(heard, key=lambda name: name not in have_applied)]
+        late_ones: list[NotWhole] = []
         lost: dict[str, str] = {}
-        for name in (name for name in candidates if name in heard):
+        for name in names if decided.wanted is None else [decided.wanted]:
+            if name not in heard:
+                continue
             lacks = {other: heard[name].lacks(received[name], received[other]) for other in heard}
             lost = {other: missing for other, missing in lacks.items() if missing}
             if lost:
@@ -392,9 +400,11 @@ class ClusterChange:
                 return name
             if late is not None:
                 raise late
-            heard[name].apply_received(APPLY_TIMEOUT_S)
-            if missing := heard[name].lacks(heard[name].look().executed, received[name]):
-                raise NotWhole(f"{name} lost what it had received: {missing}")
+            try:
+                self._apply(heard[name], received[name])
+            except NotWhole as error:
+                late_ones.append(error)
+                continue
             cell = self._left_out(name, heard)
             if not cell:
                 return name
@@ -404,7 +414,13 @@ class ClusterChange:
         if self.holed:
             holed = "; ".join(f"{name} {cell}" for name, cell in self.holed.items())
             raise NotWhole(f"{holed}: `schemaless topology promote {self._cluster.name}` goes on without these cells")
-        raise NotWhole(f"no server has all that the others have: {lost}")
+        raise late_ones[0] if late_ones else NotWhole(f"no server has all that the others have: {lost}")
+
+    def _apply(self, server: Acting, received: str) -> None:
+        """Lets a server apply what it had received. Raises NotWhole where it doesn't, or has lost that."""
+        server.apply_received(APPLY_TIMEOUT_S)
+        if missing := server.lacks(server.look().executed, received):
+            raise NotWhole(f"{server.node.name} lost what it had received: {missing}")
 
     def _left_out(self, name: str, others: Iterable[str]) -> str:
         """Returns what a server left out and another one shows, although its position is no earlier, else ''.

@@ -57,6 +57,7 @@ class ObservedCluster(msgspec.Struct, frozen=True):
     long the appointed master has answered and wasn't open. `others_away`: masters of other clusters that don't answer.
     `remakes`: a controller can make a server anew. `may_leave_out`: voters weren't tried to be left out just now,
     without success. `remaking`: the one that it makes anew now. `holes`: what minions lack of what their master shows.
+    `without`: what the present master lacked when an order promoted it all the same.
     """
 
     cluster: str
@@ -76,6 +77,7 @@ class ObservedCluster(msgspec.Struct, frozen=True):
     remaking: str = ""
     may_leave_out: bool = True
     holes: Mapping[str, Hole] = {}
+    without: str = ""
 
     @property
     def ordered(self) -> OrderKind | None:
@@ -306,9 +308,13 @@ def _must_be_heard(view: ObservedCluster, names: Sequence[str]) -> str:
 
 
 def _promotion(view: ObservedCluster, appointment: Appointment) -> Promote:
-    """The first is chosen of those that have equally much, so one that lacks cells comes last."""
-    hear = sorted((name for name in appointment.voters if name in view.seen), key=lambda name: bool(_holed(view, name)))
+    """The first is chosen of those that have equally much, so one that lacks cells comes last. One that a person fenced
+    isn't heard, although it answers.
+    """
     by_hand = view.ordered is OrderKind.PROMOTE
+    without = view.order.without if view.order is not None and by_hand else ()
+    heard = (name for name in appointment.voters if name in view.seen and name not in without)
+    hear = sorted(heard, key=lambda name: bool(_holed(view, name)))
     return Promote(appointment.master, hear, view.order.node if view.order and by_hand else None, by_hand)
 
 
@@ -470,6 +476,10 @@ def _tails(view: ObservedCluster, appointment: Appointment) -> Decision:
             if tail.is_due:
                 return Keep(name)
             reasons.append(f"{name} has what {appointment.master} never got, and that is kept and put again")
+            continue
+        if view.without and (view.ordered is not OrderKind.REJOIN or view.order is None or view.order.node != name):
+            again = f"put again what {name} has of that, then `schemaless topology rejoin {view.cluster} {name}`"
+            reasons.append(f"what only {name} had is kept and put again. {view.without}: {again}")
             continue
         donors = _donors(view, appointment, name)
         if view.remakes and donors and tail.is_due:

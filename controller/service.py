@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
-from controller.change import ClusterChange, Published
+from controller.change import CHOSEN, WITHOUT, ClusterChange, Published
 from controller.decide import (
     Decision,
     Establish,
@@ -61,10 +61,13 @@ FRESH_S = 1.0
 """A server that showed nothing for so long says nothing."""
 DEAF_S = 4.0
 """A controller that heard no server for so long gives up its turn."""
+ORDER_AGE_MAX_S = 600.0
+"""An order that nobody began for so long isn't begun any more: what it was given for may be over."""
 SAID_AGAIN_S = 10.0
 """What a controller makes of a cluster is written when it changes, and after so long."""
 AGAIN_S = 2.0
-"""The pause before something is tried again that failed."""
+AGAIN_MAX_S = 60.0
+"""The pauses before something is tried again that failed: the first one, and the longest."""
 STAYS_HOLED_S = 5.0
 """How long a minion shows holes before it is made anew. After a start it is asked again within a second or two."""
 HOLED_AGAIN_S = 3600.0
@@ -202,7 +205,8 @@ class Controller:
         self._rejoining = Rejoining(topology, services, remake_command)
         self._said: dict[str, ClusterState] = {}
         self._closed_since: dict[str, float] = {}
-        self._not_before: dict[str, float] = {}
+        self._failures: dict[str, int] = {}
+        self._failed_at: dict[str, tuple[float, object]] = {}
         self._leave_out_after: dict[str, float] = {}
 
     def close(self) -> None:
@@ -263,7 +267,12 @@ class Controller:
         job, state, told = self._settled.get(order.cluster, ("", order.state, ""))
         if order.job != job:
             begun = self._begun.get(order.cluster, order)  # what was read may be older, or another controller's
-            return max(order, begun, key=lambda one: (one.job == order.job, list(RejoinStep).index(one.step)))
+            job = order.job
+            order = max(order, begun, key=lambda one: (one.job == job, list(RejoinStep).index(one.step)))
+            age_s = time.time() - order.changed_at / 1e6
+            if order.step or age_s < ORDER_AGE_MAX_S:
+                return order
+            state, told = OrderState.REFUSED, f"no controller began it for {age_s:.0f} s: order it again"
         self._settle(order, state, told)
         return None
 
@@ -305,10 +314,12 @@ class Controller:
 
     def _promoted(self, cluster: str) -> Step | None:
         """Returns the last automatic promotion if nobody acknowledged it. The servers know it, also after our death."""
-        names = (PROMOTED, ACKNOWLEDGED)
-        found = [watched.use(lambda server: server.last_step(cluster, names)) for watched in self._watched.values()]
-        last = max((step for step in found if step is not None), key=lambda step: step.at, default=None)
+        last = self._last_step(cluster, (PROMOTED, ACKNOWLEDGED))
         return last if last is not None and last.step == PROMOTED else None
+
+    def _last_step(self, cluster: str, names: tuple[str, ...]) -> Step | None:
+        found = [watched.use(lambda server: server.last_step(cluster, names)) for watched in self._watched.values()]
+        return max((step for step in found if step is not None), key=lambda step: step.at, default=None)
 
     def _bring_up(self, watched: Watched) -> None:
         """Writes to a server what it doesn't know yet, such as one that was away."""
@@ -350,7 +361,13 @@ class Controller:
             self._rejoining.remaking,
             time.monotonic() >= self._leave_out_after.get(cluster, 0.0),
             self._holes(seen, is_open=master is not None and not master.read_only),
+            self._promoted_without(cluster) if self._rejoining.tails(seen, appointment) else "",
         )
+
+    def _promoted_without(self, cluster: str) -> str:
+        """Returns what the last promotion by order went on without, '' if nothing. The servers know it, as above."""
+        last = self._last_step(cluster, (CHOSEN,))
+        return last.told if last is not None and WITHOUT in last.told else ""
 
     def _holes(self, seen: Mapping[str, Observed], *, is_open: bool) -> dict[str, Hole]:
         """Returns what is known of holes: what those who count found, and without a master what a promotion did."""
@@ -391,21 +408,33 @@ class Controller:
             else:
                 self._settle(waiting, OrderState.REFUSED, decision.why)
             return
-        if waiting is None and time.monotonic() < self._not_before.get(cluster, 0.0):
+        shown = decision, {name: (one.started_at, one.replication) for name, one in view.seen.items()}
+        if waiting is None and time.monotonic() < self._again_at(cluster, shown):
             return
         try:
             self._carry_out(view, decision)
             if waiting is not None and isinstance(decision, SETTLED_BY[waiting.kind]):
                 self._carried_out(waiting)
         except SchemalessError as error:
-            self._not_before[cluster] = time.monotonic() + AGAIN_S
+            failures = self._failures.get(cluster, 0) + 1
+            self._failures[cluster], self._failed_at[cluster] = failures, (time.monotonic(), shown)
             if isinstance(decision, RemoveVoters):
                 self._leave_out_after[cluster] = time.monotonic() + LEAVE_OUT_AGAIN_S
             self._waits(cluster, Wait("lost_history" if isinstance(error, LostHistory) else "stuck", str(error)))
             if waiting is not None and not isinstance(error, Fenced):  # the other controller carries it out
                 self._settle(waiting, OrderState.REFUSED, str(error))
             return
-        self._not_before.pop(cluster, None)
+        self._failures.pop(cluster, None)
+
+    def _again_at(self, cluster: str, shown: object) -> float:
+        """When something that failed is tried again. A try may take an epoch, so while servers show the same the pauses
+        grow.
+        """
+        failures = self._failures.get(cluster, 0)
+        if failures == 0:
+            return 0.0
+        failed_at, then = self._failed_at[cluster]
+        return failed_at + (AGAIN_S if shown != then else min(AGAIN_MAX_S, AGAIN_S * 2 ** (failures - 1)))
 
     def _carried_out(self, order: TopologyOrder) -> None:
         if order.kind is OrderKind.REJOIN:

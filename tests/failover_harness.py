@@ -280,17 +280,17 @@ def make_datastore(running: RunningTopology) -> Datastore:
         return create_shards(storage, Datastore(name, 8, 2, ("a", "b")), administrators=running.administrators)
 
 
-def leave_out(node: SyncNode, datastore: Datastore) -> None:
-    """Takes the newest cell of shard 0 out of a minion alone, as a filter or a wrong server id does. Its heads stay."""
-    database = datastore.database(0)
-    newest = f"SELECT head FROM schemaless.shard_head WHERE datastore = '{datastore.name}' AND shard = 0"
+def leave_out(node: SyncNode, datastore: Datastore, shard: int = 0) -> None:
+    """Takes the newest cell of a shard out of a minion alone, as a filter or a wrong server id does. Its heads stay."""
+    database = datastore.database(shard)
+    newest = f"SELECT head FROM schemaless.shard_head WHERE datastore = '{datastore.name}' AND shard = {shard}"
     entity, kept = f"{database}.entity", f"{database}.kept"
     run_sql(node, f"{LOCAL_WRITE}; CREATE TABLE {kept} AS SELECT * FROM {entity} WHERE added_id = ({newest})")
     run_sql(node, f"{LOCAL_WRITE}; DELETE FROM {entity} WHERE added_id = ({newest})")
 
 
-def give_back(node: SyncNode, datastore: Datastore) -> None:
-    database = datastore.database(0)
+def give_back(node: SyncNode, datastore: Datastore, shard: int = 0) -> None:
+    database = datastore.database(shard)
     run_sql(node, f"{LOCAL_WRITE}; INSERT INTO {database}.entity SELECT * FROM {database}.kept")
 
 

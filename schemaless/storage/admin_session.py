@@ -30,7 +30,7 @@ class ReplicationStatus(msgspec.Struct, frozen=True):
     """How a server follows its master.
 
     `receiving` says whether it tries to receive, and `connected` whether it does. `received` is the position that its
-    receiver reached. `seconds_behind` is None while it isn't connected.
+    receiver reached. `seconds_behind` is None while it isn't connected. `failed`: its applier ended with an error.
     """
 
     host: str
@@ -41,6 +41,7 @@ class ReplicationStatus(msgspec.Struct, frozen=True):
     seconds_behind: int | None
     received: str
     error: str
+    failed: bool = False
 
     @property
     def healthy(self) -> bool:
@@ -98,6 +99,7 @@ class AdminSession:
                 seconds_behind=row["Seconds_Behind_Source"],
                 received=row["Gtid_IO_Pos" if self.mariadb else "Retrieved_Gtid_Set"].replace("\n", ""),
                 error=row["Last_SQL_Error"] or row["Last_IO_Error"],
+                failed=bool(row["Last_SQL_Error"]),
             )
         return None
 

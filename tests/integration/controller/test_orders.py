@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
@@ -379,11 +381,10 @@ def test_a_controller_s_rotated_password_opens_no_other_master(installation, tmp
     installation.start_controller()
 
 
-def test_an_order_that_is_read_twice_is_carried_out_once(installation):
-    """A late reading shows it open after it was settled. A switch without a name would go back then."""
+@contextmanager
+def carried_out(installation, order):
+    """Yields a controller that read an order again and again, and what it said of it."""
     settled = []
-    (new,) = installation.voters("a")
-    order = TopologyOrder("a", OrderKind.SWITCH, None, (), "ops", OrderState.OPEN, "", "1", 1)
     installation.end_controller()
     with closing(
         Controller(
@@ -395,31 +396,26 @@ def test_an_order_that_is_read_twice_is_carried_out_once(installation):
     ) as controller:
         until(lambda: controller.step({"a": order}) or settled)
         until(lambda: controller.step({"a": order}) or len(settled) > 20)
-        assert controller.known["a"].master == new
-    assert set(settled) == {(OrderState.DONE, f"{new} is the master of a")}
+        yield controller, set(settled)
     installation.start_controller()
 
 
-def test_after_an_automatic_promotion_the_next_one_is_a_persons(installation):
-    """Also of a controller that starts afterwards. Once it is acknowledged, the next one is automatic again."""
-    installation.end_controller()
-    installation.start_controller(ControllerMode.AUTOMATIC)
-    first, (second,) = installation.master("a"), installation.voters("a")
-    installation.servers[first].kill()
-    until(lambda: installation.master("a") == second)
-    installation.servers[first].start()
-    installation.healthy()
-    installation.end_controller()
-    installation.servers[second].kill()
-    running = installation.running
-    with closing(Controller(running.administrators, ControllerMode.AUTOMATIC, services=running.topology)) as started:
-        until(lambda: started.step({}) or "`schemaless topology acknowledge a`" in waits(started, "a"))
-    assert installation.master("a") == second
-    installation.start_controller(ControllerMode.AUTOMATIC)
-    answer = installation.order("acknowledge", "a")
-    assert answer.json()["told"] == "the next master of a is promoted automatically again"
-    until(lambda: installation.master("a") == first)
-    steps = [step["step"] for step in json.loads(installation.commands("history", "a", "--json"))["steps"]]
-    assert steps.count("promoted") == 2
-    assert "acknowledged" in steps
-    installation.servers[second].start()
+def test_an_order_that_is_read_twice_is_carried_out_once(installation):
+    """A late reading shows it open after it was settled. A switch without a name would go back then."""
+    (new,) = installation.voters("a")
+    order = TopologyOrder("a", OrderKind.SWITCH, None, (), "ops", OrderState.OPEN, "", "1", time.time_ns() // 1000)
+    with carried_out(installation, order) as (controller, said):
+        assert controller.known["a"].master == new
+    assert said == {(OrderState.DONE, f"{new} is the master of a")}
+
+
+def test_an_order_that_no_controller_began_for_long_is_refused(installation):
+    """It was given for a trouble that may be over, while no controller ran."""
+    (minion,) = installation.voters("a")
+    ordered_at = time.time_ns() // 1000 - 700_000_000
+    order = TopologyOrder("a", OrderKind.SWITCH, None, (), "ops", OrderState.OPEN, "", "2", ordered_at)
+    with carried_out(installation, order) as (controller, said):
+        assert controller.known["a"].master != minion
+    ((state, told),) = said
+    assert state is OrderState.REFUSED
+    assert re.fullmatch("no controller began it for 7.. s: order it again", told)

@@ -3,6 +3,7 @@
 import asyncio
 import sys
 import time
+from contextlib import ExitStack
 
 import pytest
 
@@ -18,7 +19,8 @@ from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.operation import query
 from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.storage.sql import sql
-from tests.failover_harness import Puts, check, drill, give_back, in_thread, leave_out, make_datastore
+from tests.failover_harness import Puts, check, cleaning, drill, give_back, in_thread, leave_out, make_datastore
+from tests.log_harness import REPLICATED_WRITE, run_sql
 from tests.waiting import async_until
 
 pytestmark = [pytest.mark.storage, pytest.mark.timeout(240)]
@@ -53,8 +55,19 @@ def are(drilled, *names):
     return lambda: voters(drilled) == set(names)
 
 
+def why(drilled):
+    """What the controller says of the cluster, '' while it has said nothing since its start."""
+    states = drilled.controller.states
+    return states["a"].why if "a" in states else ""
+
+
 def heads(node):
     return tuple(node.run(query, "SELECT datastore, shard, head FROM schemaless.shard_head ORDER BY 1, 2"))
+
+
+def promised(node):
+    """The highest ballot that a server promised to obey."""
+    return node.run(query, "SELECT MAX(epoch) FROM schemaless.promise")
 
 
 async def waiting(puts, home, secondary):
@@ -108,6 +121,40 @@ async def test_one_that_left_a_cell_out_is_not_promoted(drilled, puts):
         await in_thread(drilled.another_master, "a", old)
         assert drilled.master("a") == second
         give_back(admin.nodes[first], puts.datastore)
+    assert await check(puts)
+
+
+async def test_where_all_lack_cells_an_order_promotes_one_and_nothing_is_copied_over_the_old_master(drilled, puts):
+    """Nobody does it without an order, and the waiting takes no epoch. What the old master has isn't lost with it."""
+    old, (first, second) = drilled.master("a"), drilled.controller.known["a"].voters
+    async with puts.running(), cleaning(puts.storage):
+        await asyncio.sleep(1)
+    with SyncStorage(drilled.running.administrators) as admin, ExitStack() as restored:
+        await async_until(lambda: len({heads(admin.nodes[name]) for name in (old, first, second)}) == 1)
+        await in_thread(drilled.end_controller)
+        for name, shard in ((first, 0), (second, 2)):
+            leave_out(admin.nodes[name], puts.datastore, shard)
+            run_sql(admin.nodes[name], "STOP REPLICA IO_THREAD")
+        restored.callback(give_back, admin.nodes[second], puts.datastore, 2)  # the first one is promoted
+        run_sql(admin.nodes[old], f"{REPLICATED_WRITE}; CREATE TABLE {puts.datastore.database(0)}.tail (id INT)")
+        drilled.running.servers[old].kill()
+        drilled.remake_command = "false"
+        drilled.start_controller()
+        drilled.remake_command = None  # of the next one
+        await async_until(lambda: "which goes on without these cells" in why(drilled))
+        epoch = promised(admin.nodes[first])
+        await asyncio.sleep(6)
+        assert promised(admin.nodes[first]) == epoch
+        drilled.order("a", OrderKind.PROMOTE)
+        await in_thread(drilled.another_master, "a", old)
+        assert (drilled.settled["a"][0], drilled.master("a")) == (OrderState.DONE, first)
+        give_back(admin.nodes[first], puts.datastore)  # under its number, as a person does. It is a hole of the log
+        await in_thread(drilled.running.servers[old].start)
+        again = f"put again what {old} has of that, then `schemaless topology rejoin a {old}`"
+        await async_until(lambda: again in why(drilled), lambda: drilled.controller.states)
+    await in_thread(drilled.make_anew, old, second)
+    await in_thread(drilled.until, are(drilled, old, second), "both follow")
+    assert puts.failed == []
     assert await check(puts)
 
 

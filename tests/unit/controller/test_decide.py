@@ -405,6 +405,11 @@ def test_a_person_may_promote_one_that_lacks_cells():
     assert ordered(PROMOTE, DEAD, **BOTH) == Promote("a1", ["a2", "a3"], by_hand=True)
 
 
+def test_one_that_a_person_fenced_is_not_heard_although_it_answers():
+    """It may replicate well, and be unable to write its promise."""
+    assert ordered(PROMOTE, DEAD, without=("a3",)) == Promote("a1", ["a2"], by_hand=True)
+
+
 def test_no_switch_goes_to_one_that_lacks_cells():
     assert ordered(SWITCH, HEALTHY, holes={"a2": NINE}) == Switch("a1", "a3")
     refused = ordered(SWITCH, HEALTHY, node="a3", **HOLE)
@@ -433,6 +438,9 @@ TAILS = {
     "and after a pause again": (BACK, Diverged(3, is_due=False), {}, LATER),
     "then the server is made anew": (BACK, PUT, {}, Remake("a3", "a2")),
     "or waits for a person": (BACK, PUT, {"remakes": False}, BY_HAND),
+    "or for one who puts again what the master was promoted without": (BACK, PUT, {"without": "a1 is chosen by order,"
+        " and lacks added_id 9 of t_0001"}, Wait("healthy", f"{KEPT}. a1 is chosen by order, and lacks added_id 9 of"
+        " t_0001: put again what a3 has of that, then `schemaless topology rejoin a a3`")),
     "or for its turn": (BACK, Diverged(0, is_due=False), {}, BY_HAND),
     "or for a minion, because the master is never copied": (
         without(BACK, "a2"), PUT, {"silent_s": {"a2": 1.0}}, Wait("healthy", f"{KEPT}, and no minion can be copied")
