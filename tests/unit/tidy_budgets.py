@@ -37,6 +37,7 @@ UNREAD = "a shard that can't be read holds up itself only, and it is said when n
 ROTATED = "passwords are rotated while everything runs, and a refused account is named as one"
 WHOLE = "minions prove all that they have, and server ids are compared"
 ALTERED = "the settings of topics are asked again while all runs"
+ANNOUNCED = "generations that a promotion begins are announced in one transaction"
 LACKING = "a minion that lacks cells is no next master, and is made anew"
 AWAY = "a program of a row whose master is away is said to wait for it"
 TAILS = "a former master comes back: its tail is kept and put again, and the server made anew"
@@ -76,7 +77,7 @@ PACKAGES: dict[str, Budget] = {
     "schemaless/subscriber": (715, 508),
     "schemaless/testing": (1442, 936, ERASURES),
     "schemaless/triggers": (895, 562, FORKS),
-    "tailer": (1938, 1326, LACKING),
+    "tailer": (1957, 1337, ANNOUNCED),
 }
 """Lines and statements of the Python files in each folder, those in its subfolders left out.
 
