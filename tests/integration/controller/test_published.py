@@ -24,7 +24,6 @@ from tests.log_harness import new_cell, put, restore, running_tailers, wait_for_
 pytestmark = [pytest.mark.storage, pytest.mark.timeout(180)]
 
 DATASTORE = Datastore("told", 4, 2, ("a", "b"))
-OPEN = TopologyOrder("a", OrderKind.OPEN, None, (), "ops", OrderState.OPEN, "", "1", 1)
 
 
 @pytest.fixture(scope="module")
@@ -114,5 +113,7 @@ def test_a_cluster_that_was_restored_as_a_whole_stays_closed(running, kafka):
             assert "a1 lacks what was published of shard 0 of told, and no minion has it" in why
             assert "`schemaless topology open a`" in why
             assert not is_open(running, "a1")
-            until("a", "healthy", OPEN)
+            now = time.time_ns() // 1000
+            order = TopologyOrder("a", OrderKind.OPEN, None, (), "ops", OrderState.OPEN, "", "1", now)
+            until("a", "healthy", order)
     assert is_open(running, "a1")

@@ -239,12 +239,13 @@ def receive_without_applying(servers, rows):
 
 
 def test_what_was_received_is_applied(servers):
-    """The position that is returned contains it, though the minion receives no more. A stopped applier is named."""
+    """The position that is returned contains it, though the minion receives no more. A stopped applier is named, and
+    starts before receiving stops.
+    """
     wanted = receive_without_applying(servers, 200)
     with servers.acting("a2") as act:
         with pytest.raises(NotWhole, match="it was stopped"):
             act.apply_received(10)
-        servers.admin("a2", "START REPLICA SQL_THREAD")
         act.stop_receiving()
         assert not act.lacks(act.apply_received(10), wanted)
         act.start_receiving()
@@ -254,7 +255,7 @@ def test_what_was_dropped_is_missing_in_the_position(servers):
     """MariaDB drops what it received when its applier starts alone. MySQL keeps it."""
     wanted = receive_without_applying(servers, 3)
     with servers.acting("a2") as act:
-        act.stop_receiving()
+        servers.admin("a2", "STOP REPLICA IO_THREAD")
         servers.admin("a2", "START REPLICA SQL_THREAD")
         assert bool(act.lacks(act.apply_received(10), wanted)) == (FLAVOUR == "mariadb")
         act.start_receiving()
