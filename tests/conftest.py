@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
+import anyio._backends._asyncio  # noqa: F401  # its first import beside 600 tasks met a fault of CPython 3.11.7
 import hypothesis.core
 import pytest
 import structlog

@@ -193,7 +193,7 @@ class InstalledWheel:
 
 
 def output_of(process: subprocess.Popen[str]) -> str:
-    printed, errors = process.communicate(timeout=60)
+    printed, errors = process.communicate(timeout=120)
     assert process.returncode == 0, (process.args, printed, errors)
     return printed + errors
 
@@ -264,7 +264,7 @@ def test_the_wheel_alone_is_the_http_client(tmp_path: Path, wheel: Path, hosts, 
     assert len(told) > 50
     assert {command: text for command, (status, text) in told.items() if not is_a_sentence(status, text)} == {}
     refused = {command: installed.start(["schemaless", *command.split()]) for command in NAMED}
-    printed = {command: "".join(process.communicate(timeout=60)) for command, process in refused.items()}
+    printed = {command: "".join(process.communicate(timeout=120)) for command, process in refused.items()}
     assert printed == {command: f"error: {line}\n" for command, line in NAMED.items()}
     assert {process.returncode for process in refused.values()} == {1}
 

@@ -58,10 +58,10 @@ GUARDS = {
 def counterexample(folder: Path, flags: list[str], *compiler: str) -> str:
     """Returns which assertion fails, '' where none does. Raises CalledProcessError where the model doesn't compile."""
     spin = ["spin", "-a", *flags, str(MODEL)]
-    subprocess.run(spin, cwd=folder, check=True, capture_output=True, timeout=60)
+    subprocess.run(spin, cwd=folder, check=True, capture_output=True, timeout=120)
     # -Og: -O0 runs twice as long, and -O1 compiles twice as long and runs no sooner.
     cc = ["cc", "-w", "-Og", "-DSAFETY", "-DMEMLIM=4000", *compiler, "-o", "pan", "pan.c"]
-    subprocess.run(cc, cwd=folder, check=True, capture_output=True, timeout=60)
+    subprocess.run(cc, cwd=folder, check=True, capture_output=True, timeout=120)
     # -E: a process that waits for ever isn't an error.
     found = subprocess.run(["./pan", "-E", "-m1000"], cwd=folder, check=True, capture_output=True, text=True).stdout
     assert "max search depth too small" not in found

@@ -57,7 +57,7 @@ def command(own, tmp_path):
             env=os.environ | env | environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
         assert (done.returncode != 0) == fails, done.stderr
@@ -322,7 +322,7 @@ def test_a_port_beyond_loopback_needs_a_token(own, no_tokens, command):
         env=os.environ | settings,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 1

@@ -417,7 +417,7 @@ def test_a_topology_that_is_missing_is_said_in_a_line(tmp_path):
     missing = tmp_path / "topology.json"
     env = os.environ | {"SCHEMALESS_TOPOLOGY": str(missing), "SCHEMALESS_KAFKA": "127.0.0.1:9"}
     command = [sys.executable, "-m", "api"]
-    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, cwd=ROOT, check=False)
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, cwd=ROOT, check=False)
     assert ended.returncode == 1
     assert str(missing) in ended.stdout + ended.stderr
     assert "Traceback" not in ended.stdout + ended.stderr

@@ -159,7 +159,7 @@ def test_a_missing_key_ends_the_process_with_a_sentence(running, certificates, t
     named = {"topology": running.path, "kafka": "127.0.0.1:9", "port": 1, "tls_certificate": tmp_path / "none.pem"}
     env = os.environ | environment_of(ApiSettings, named)
     done = subprocess.run(
-        [sys.executable, "-m", "api"], cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-m", "api"], cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 1
     assert "none.pem" in done.stdout + done.stderr

@@ -71,7 +71,7 @@ def command(environment, datastore):
 
     def run(*arguments, status=0):
         line = [sys.executable, "-c", MAIN, *arguments, "--datastore", datastore.name]
-        done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == status, done.stderr
         return done.stdout + done.stderr
 

@@ -87,7 +87,7 @@ class Installation:
         settings = {"topology": self.running.path, "kafka": KAFKA, "hosts": f"http://127.0.0.1:{self.api.port}"}
         env = os.environ | environment_of(ConsumerSettings, settings)
         line = [sys.executable, "-m", "schemaless", "topology", *arguments]
-        done = subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == status, done
         return done.stdout if status == 0 else done.stderr
 

@@ -37,7 +37,7 @@ def test_friendfeed_adds_an_index_while_it_runs(hosts, datastore):
     """An entity that changed its user is found with the new one only. Links from before their index are found."""
     line = [sys.executable, "-m", "examples.friendfeed", "--datastore", datastore.name]
     env = os.environ | environment_of(IndexerSettings, {"hosts": hosts})
-    done = subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     counts = [int(part.split()[-2]) for part in done.stdout.splitlines() if part.startswith("user")]
     assert counts == [11, 13, 12, 12, 12]

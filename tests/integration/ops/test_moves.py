@@ -69,7 +69,7 @@ POINTS = [step for step in MoveStep if step not in (MoveStep.CUT, MoveStep.UNDON
 def moving(running, datastore, shard, step):
     """Moves a shard to b in a process of its own, which is killed at a step. Returns how it ended."""
     command = [sys.executable, "-m", "tests.moving_process", running.path, datastore.name, str(shard), "b", step]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
 
 
 def test_a_mover_is_killed_at_every_point(running, topology, make_datastore):

@@ -43,7 +43,7 @@ from schemaless.stack.plan import (
 from schemaless.stack.programs import Flavour
 from schemaless.stack.supervision import ProcessRole, ProcessState, SupervisedProgram, service_programs
 from schemaless.topology import load_topology
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 pytestmark = [pytest.mark.storage, pytest.mark.timeout(180)]
 
@@ -85,7 +85,7 @@ def first_starts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Sta
     argv = [sys.executable, "-X", "faulthandler", "-c", UP, str(home)]  # one that crashes says where
     starts = [subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) for _ in "ab"]
     try:
-        said = [process.communicate(timeout=90)[0] for process in starts]
+        said = [process.communicate(timeout=2 * LIMIT_S)[0] for process in starts]
         assert [process.returncode for process in starts] == [0, 0]
         yield made, said
     finally:

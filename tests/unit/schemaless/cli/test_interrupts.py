@@ -40,7 +40,7 @@ def test_ctrl_c_while_a_command_loads_leaves_no_traceback(module, status):
         assert child.stdout is not None
         assert child.stdout.readline() == "it loads\n"
         child.send_signal(signal.SIGINT)
-        _, errors = child.communicate(timeout=60)
+        _, errors = child.communicate(timeout=120)
     assert (errors, child.returncode) == ("", status)
 
 
@@ -77,6 +77,6 @@ def test_a_command_in_the_background_ignores_ctrl_c_of_the_foreground():
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=120,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

@@ -243,7 +243,7 @@ def test_a_large_body_has_the_time_of_an_attempt_not_that_of_connecting(server, 
 
 def test_a_child_of_fork_has_connections_of_its_own(server):
     """Both would write into one connection, and read each other's answers."""
-    subprocess.run([sys.executable, "-c", FORKED, server.url, ROW], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", FORKED, server.url, ROW], check=True, timeout=120)
     assert len(server.targets) == 3
     assert server.connections == 2
 
@@ -417,7 +417,7 @@ def test_an_async_client_serves_the_event_loop_that_asks(server):
 def test_an_async_client_that_outlives_its_event_loop_is_quiet(server):
     """A program that calls asyncio.run again, or ends, without closing its client is told nothing by the library."""
     ran = subprocess.run(
-        [sys.executable, "-X", "dev", "-c", TWO_LOOPS, server.url, ROW], check=False, capture_output=True, timeout=60
+        [sys.executable, "-X", "dev", "-c", TWO_LOOPS, server.url, ROW], check=False, capture_output=True, timeout=120
     )
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, b"stored stored\n", b"")
     assert server.connections == 2  # a connection belongs to its loop

@@ -245,7 +245,7 @@ def test_every_service_honours_its_log_level(tmp_path, name):
     def ran(level: str) -> tuple[int, str]:
         environment = environment_of(tmp_path / "missing.json", level)
         done = subprocess.run(
-            [sys.executable, "-m", name], env=environment, capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, "-m", name], env=environment, capture_output=True, text=True, timeout=120, check=False
         )
         return done.returncode, done.stdout + done.stderr
 

@@ -24,7 +24,7 @@ endpoints.main()
 def test_a_library_that_prints_does_not_break_the_protocol():
     """Two events are answered although each is accompanied by a print, a warning and a failure: all on stderr."""
     command = [sys.executable, "-c", NOISY]
-    done = subprocess.run(command, input=EVENT * 2, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, input=EVENT * 2, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.startswith("READY\nRESULT 2\nOKREADY\nRESULT 2\nOKREADY\n")
     assert done.stderr.count("a library's warning") == 2
     assert "no master answers" in done.stderr
