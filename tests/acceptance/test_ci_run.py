@@ -117,3 +117,20 @@ def test_a_failed_check_ends_the_gate(tmp_path: Path):
     status, output = gate(tmp_path, "def test_a(): pass\n", MAKEFILE.replace("@echo checked", "@false"))
     assert status != 0
     assert "== make test" not in output
+
+
+def test_what_a_failed_stage_kept_is_gone_before_the_next_and_in_the_end(tmp_path: Path):
+    tests = """
+@pytest.mark.storage
+def test_a(tmp_path):
+    (tmp_path / "data").touch()
+    room = pathlib.Path(os.environ["PYTEST_DEBUG_TEMPROOT"])
+    with open("kept", "a") as file:
+        print(room, len(list(room.rglob("data"))), file=file)
+    fails(1)
+"""
+    status, output = gate(tmp_path, tests)
+    assert (status, last_lines(output)) == (0, ["unsteady: test_it.py::test_a"])
+    kept = [line.split() for line in (tmp_path / "kept").read_text().splitlines()]
+    assert [folders for _, folders in kept] == ["1", "2", "1"]
+    assert not Path(kept[0][0]).exists()
