@@ -53,6 +53,15 @@ class Installation:
         self.controller.wait(30)
 
     @contextmanager
+    def ended_controller(self):
+        """Another one is there afterwards, also if a test fails meanwhile."""
+        self.end_controller()
+        try:
+            yield
+        finally:
+            self.start_controller()
+
+    @contextmanager
     def without_controller(self):
         """It hangs meanwhile."""
         self.controller.send_signal(signal.SIGSTOP)
@@ -348,56 +357,59 @@ def test_a_controller_s_rotated_password_opens_no_other_master(installation, tmp
     """The master runs and refuses it, and no minion hears the master either, so that it would be dead at once. The new
     password is taken up without a restart.
     """
-    installation.end_controller()
-    monkeypatch.setattr("controller.decide.DEAD_AFTER_S", 0.0)
-    running, master, (minion,) = installation.running, installation.master("a"), installation.voters("a")
-    with rotated_account(running, tmp_path / "admin.json", "ALL PRIVILEGES") as account:
-        administrators = load_topology(account.path)
-        with closing(Controller(administrators, ControllerMode.AUTOMATIC, services=running.topology)) as controller:
+    with installation.ended_controller():
+        running, master, (minion,) = installation.running, installation.master("a"), installation.voters("a")
+        with rotated_account(running, tmp_path / "admin.json", "ALL PRIVILEGES") as account:
+            administrators = load_topology(account.path)
+            with closing(Controller(administrators, ControllerMode.AUTOMATIC, services=running.topology)) as controller:
 
-            def reaches(state):
-                def holds():
-                    controller.step({})
-                    return controller.states["a"].state == state
+                def reaches(state):
+                    def holds():
+                        controller.step({})
+                        return controller.states["a"].state == state
 
-                until(holds, lambda: f"{controller.states} {controller.view('a', None)}")
+                    until(holds, lambda: f"{controller.states} {controller.view('a', None)}")
 
-            reaches("healthy")
-            epoch = controller.known["a"].ballot.epoch
-            account.rotate_at(master, "second")
-            reaches("refused")
-            with AdminSession(installation.administrator(minion)) as session:
-                session.query("STOP REPLICA IO_THREAD")
-            until(lambda: not controller.view("a", None).seen[minion].replication.connected)
-            for _ in range(3):
-                controller.step({})
-            named = f"{master} refuses the account '{account.user}': Access denied"
-            assert (controller.states["a"].state, controller.states["a"].why[: len(named)]) == ("refused", named)
-            assert (controller.known["a"].master, controller.known["a"].ballot.epoch) == (master, epoch)
-            account.rotate("second")
-            account.write("second")
-            reaches("healthy")
-            assert controller.known["a"].master == master
-    installation.start_controller()
+                reaches("healthy")
+                epoch = controller.known["a"].ballot.epoch
+                account.rotate_at(master, "second")
+                reaches("refused")
+                with AdminSession(installation.administrator(minion)) as session:
+                    session.query("STOP REPLICA IO_THREAD")
+                until(lambda: (seen := controller.view("a", None).seen.get(minion)) and not seen.replication.connected)
+                with monkeypatch.context() as impatient:
+                    impatient.setattr("controller.decide.DEAD_AFTER_S", 0.0)
+                    for _ in range(3):
+                        controller.step({})
+                named = f"{master} refuses the account '{account.user}': Access denied"
+                assert (controller.states["a"].state, controller.states["a"].why[: len(named)]) == ("refused", named)
+                assert (controller.known["a"].master, controller.known["a"].ballot.epoch) == (master, epoch)
+                with AdminSession(installation.administrator(minion)) as session:
+                    session.query("START REPLICA IO_THREAD")  # its new password comes from the master
+                account.rotate("second")
+                account.write("second")
+                reaches("healthy")
+                assert controller.known["a"].master == master
 
 
 @contextmanager
 def carried_out(installation, order):
     """Yields a controller that read an order again and again, and what it said of it."""
     settled = []
-    installation.end_controller()
-    with closing(
-        Controller(
-            installation.running.administrators,
-            ControllerMode.MANUAL,
-            services=installation.running.topology,
-            settle=lambda order, state, told: settled.append((state, told)),
-        )
-    ) as controller:
+    with (
+        installation.ended_controller(),
+        closing(
+            Controller(
+                installation.running.administrators,
+                ControllerMode.MANUAL,
+                services=installation.running.topology,
+                settle=lambda order, state, told: settled.append((state, told)),
+            )
+        ) as controller,
+    ):
         until(lambda: controller.step({"a": order}) or settled)
         until(lambda: controller.step({"a": order}) or len(settled) > 20)
         yield controller, set(settled)
-    installation.start_controller()
 
 
 def test_an_order_that_is_read_twice_is_carried_out_once(installation):
