@@ -84,7 +84,7 @@ async def opened_state(
         reader = Reader(storage, read_breaker, lag, timeout_s=settings.read_timeout_s)
         metrics, tokens, catalogue = Metrics(), KnownTokens(storage), Catalogue(storage)
         unsettled = Unsettled(storage, catalogue, read_breaker.has_answered)
-        told = (time.monotonic, lag.latest_created_at, metrics.put_stage, unsettled.note)
+        told = (time.monotonic, lag.latest_created_at, metrics.put_stage, unsettled.note, unsettled.may_have)
         writer = CellWriter(storage, settings, *told)
         backlogs = Sampled[list[Backlog]](lambda: read_backlogs(storage), 5.0, [])
         problems = Sampled[Counts](lambda: sample_problems(storage), 5.0, {})

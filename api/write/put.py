@@ -226,9 +226,10 @@ class CellWriter:
         latest: Callable[[str], int | None] = lambda cluster: None,
         observe: Callable[[str, str, float], None] = lambda datastore, stage, seconds: None,
         on_buffered: Callable[[str], None] = lambda home: None,
+        may_wait: Callable[[Datastore, int], bool] = lambda datastore, shard: True,
     ) -> None:
         """`observe` is called with the time of each stage of a put: buffer and home. `on_buffered` is called with the
-        home of cells that are in a buffer only.
+        home of cells that are in a buffer only, and `may_wait` says whether a shard may have such.
         """
         self.counts: Counter[tuple[PutStatus, int]] = Counter()
         """Counts puts by (status, copies) since the process started."""
@@ -246,7 +247,9 @@ class CellWriter:
             latest=latest,
             clock=clock,
         )
-        self._secondaries = Secondaries(storage, self._queues, timeout_s=self._timeout_s, clock=clock)
+        self._secondaries = Secondaries(
+            storage, self._queues, timeout_s=self._timeout_s, clock=clock, may_wait=may_wait
+        )
 
     async def put(self, datastore: Datastore, cells: Sequence[Cell]) -> list[PutResult]:
         """Puts cells, and returns one result for each, in order. A key that comes twice counts in order.
@@ -525,12 +528,14 @@ class Secondaries:
         queues: MasterWriteQueues,
         *,
         timeout_s: float,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float],
+        may_wait: Callable[[Datastore, int], bool],
     ) -> None:
         self._storage = storage
         self._queues = queues
         self._timeout_s = timeout_s
         self._clock = clock
+        self._may_wait = may_wait
         self._questions: dict[str, Batcher[_Column, BufferedColumn]] = {}
 
     def choose(self, home: str, row_key: RowKey, failed: Collection[str] = ()) -> str | None:
@@ -549,23 +554,24 @@ class Secondaries:
         """Returns what waits of a column in the buffers that can be asked.
 
         It asks all that can be asked, because another process may have answered "buffered". Where the shard has moved,
-        its home's own buffer may have rows of before. Raises Overloaded where this process has too much to do to ask:
-        that says nothing about the buffer.
+        its home's own buffer may have rows of before. After a promotion a buffer may have the only copy of what was
+        stored at home, too: until that is settled, it raises StorageUnavailable where one can't be asked. Raises
+        Overloaded where this process has too much to do to ask: that says nothing about the buffer.
         """
-        idempotency_key = new.idempotency_key
         others = [name for name in self._queues.clusters if name != home or new.shard in datastore.moves]
         asked = [name for name in others if self._queues.breakers[name].may_allow()]
-        column = (datastore.name, new.row_key, new.column_name, idempotency_key)
+        column = (datastore.name, new.row_key, new.column_name, new.idempotency_key)
         questions = {name: self._ask_for_column(name, column) for name in asked}
         answers = await answers_of_all(questions, tolerated=SchemalessError)
         for name, error in answers.failures.items():
             if isinstance(error, Overloaded):
                 raise error
-            if idempotency_key is not None and self._storage.has_lost(home):
-                raise StorageUnavailable(
-                    f"cluster {home} has a new master, and the buffer of cluster {name} may know of an earlier POST"
-                ) from error
             log.info("a buffer can't be asked for a ref_key", cluster=name, error=str(error))
+        unheard = [name for name in others if name not in answers.found]
+        if unheard and self._storage.has_lost(home) and self._may_wait(datastore, new.shard):
+            raise StorageUnavailable(
+                f"cluster {home} has a new master, and the buffer of cluster {unheard[0]} may have a later version"
+            )
         found = list(answers.found.values())
         first = next((one for one in found if one.ref_key is not None), BufferedColumn())
         return msgspec.structs.replace(first, highest=max((one.highest for one in found), default=0))

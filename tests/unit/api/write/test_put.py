@@ -93,6 +93,7 @@ def world():
         third=None,
         leased=True,
         lost=False,
+        settled=False,
     )
 
 
@@ -109,7 +110,12 @@ def writer_of(world, **settings):
         is_joining=lambda cluster: False,
         has_lost=lambda cluster: world.lost,
     )
-    return CellWriter(storage, SETTINGS.model_copy(update=settings), clock=lambda: world.now)
+    return CellWriter(
+        storage,
+        SETTINGS.model_copy(update=settings),
+        clock=lambda: world.now,
+        may_wait=lambda datastore, shard: not world.settled,
+    )
 
 
 async def put(writer):
@@ -340,6 +346,21 @@ async def test_a_post_is_stored_first_and_copied_then(world):
     world.did.clear()
     assert (await post(writer)).copies == 1
     assert world.did == ["put_next a"]
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+@pytest.mark.parametrize("key", ["k", None])
+async def test_after_a_promotion_a_post_waits_for_each_buffer_until_all_is_settled(world, key, is_asked):
+    """One that can't be asked may have the only copy of a version that was acknowledged (I1)."""
+    writer = writer_of(world)
+    world.lost, world.secondary.says = True, StorageUnavailable("down")
+    if not is_asked:
+        writer._queues.breakers["b"].failed()
+    with pytest.raises(StorageUnavailable, match="the buffer of cluster b may have a later version"):
+        await writer.put_next(TRIPS, CELL.key.row_key, CELL.key.column_name, CELL.body, key)
+    assert "put_next a" not in world.did
+    world.settled = True
+    assert (await post(writer)).copies == 1
 
 
 async def test_a_post_with_two_copies_required(world):
