@@ -24,8 +24,8 @@ from schemaless.errors import (
     TableMissing,
 )
 from schemaless.location import Location
-from schemaless.storage.admin_session import AdminSession, ReplicationStatus
-from schemaless.storage.appointment_table import STATES, STEPS, TABLE, ClusterState, Step
+from schemaless.storage.admin_session import SHOW_REPLICATION, AdminSession, ReplicationStatus
+from schemaless.storage.appointment_table import ALL, STATES, STEPS, TABLE, ClusterState, Step
 from schemaless.storage.sql import commas, literal, literals, where
 from schemaless.topology import Appointment, Ballot, Node
 
@@ -49,6 +49,8 @@ _LOOK_MYSQL = (
     f"{_LOOK}, REPLACE(@@GLOBAL.gtid_executed, '\\n', '') AS executed"
     " FROM performance_schema.global_status WHERE variable_name = 'Uptime'"
 )
+_PROMISE = "SELECT epoch, controller FROM schemaless.promise WHERE server_id = @@server_id"
+"""A row of another server_id came with a copy of that server's data, and promises nothing."""
 
 
 class Observed(msgspec.Struct, frozen=True):
@@ -88,21 +90,24 @@ class Server:
         self._session.close()
 
     def look(self) -> Observed:
-        replication = self._session.replication()
-        (row,) = self._session.query(_LOOK_MARIADB if self._session.mariadb else _LOOK_MYSQL)
+        """In one round trip, because every server is looked at a few times a second."""
+        mariadb = self._session.mariadb
+        shown_by_all = f"{SHOW_REPLICATION};{_LOOK_MARIADB if mariadb else _LOOK_MYSQL}"
         try:
-            tables, promise, appointments = True, self._promise(), self._appointments()
+            shown, (row,), promised, appointed = self._session.results(f"{shown_by_all};{_PROMISE};{ALL}")
+            tables = True
         except TableMissing:
-            tables, promise, appointments = False, None, []
+            (shown, (row,)), promised, appointed, tables = self._session.results(shown_by_all), [], [], False
+        replication = self._session.status_of(shown)
         received = replication.received if replication else ""
         return Observed(
             row["server_id"],
             int(row["started_at"]),
-            self._session.mariadb,
+            mariadb,
             bool(row["read_only"]),
             tables,
-            promise,
-            appointments,
+            Ballot(**promised[0]) if promised else None,
+            [TABLE.decode(one.values()) for one in appointed],
             replication,
             row["executed"],
             ",".join(filter(None, (row["executed"], received))),
@@ -130,8 +135,7 @@ class Server:
         return not self._session.query("SELECT 1 FROM schemaless.shard_head WHERE epoch < %s LIMIT 1", epoch)
 
     def _promise(self) -> Ballot | None:
-        """A row of another server_id came with a copy of that server's data, and promises nothing."""
-        rows = self._session.query("SELECT epoch, controller FROM schemaless.promise WHERE server_id = @@server_id")
+        rows = self._session.query(_PROMISE)
         return Ballot(**rows[0]) if rows else None
 
     def hold(self, lock: str) -> int:
@@ -179,10 +183,6 @@ class Server:
             f"SELECT {STEPS.select} FROM {STEPS.name} {where(cluster=cluster, step=names)} ORDER BY at DESC LIMIT 1"
         )
         return STEPS.decode(rows[0].values()) if rows else None
-
-    def _appointments(self) -> list[Appointment]:
-        rows = self._session.query(f"SELECT {TABLE.select} FROM {TABLE.name} ORDER BY cluster")
-        return [TABLE.decode(row.values()) for row in rows]
 
 
 def lacks_mariadb(have: str, wanted: str) -> str:

@@ -60,6 +60,7 @@ _SETTLING_S = 0.004
 _COLUMNS_MAX = 1000  # whose headers are kept: callers choose the names of columns
 _BATCH_BYTES = 1_000_000  # as librdkafka has it
 _THROTTLED_S = 15.0  # Kafka's quotas look back eleven seconds
+_METADATA_AGE_MAX_MS = 30_000  # a tailer has a client for each partition, and TopicsWatch notices other topics
 _QUEUE_KBYTES = 64 << 10  # far above a batch: our own bounds hold first
 Headers = list[tuple[str, str | bytes | None]]
 _VERSION = (VERSION_HEADER, RECORD_VERSION)
@@ -140,6 +141,7 @@ class PartitionLog:
                 "transactional.id": publisher_id(self._datastore.name, self._partition),
                 "transaction.timeout.ms": timeout_ms,
                 "socket.timeout.ms": timeout_ms,  # the client asks for no more
+                "topic.metadata.refresh.interval.ms": _METADATA_AGE_MAX_MS,
                 "enable.idempotence": True,
                 "linger.ms": 0,
                 "message.max.bytes": MESSAGE_BYTES_MAX,

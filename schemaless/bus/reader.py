@@ -31,6 +31,8 @@ _STREAM_BATCH = 500
 _STREAM_POLL_S = 0.05
 _LOOK_S = 2.0
 """How often `follow_topics` looks for new topics."""
+_FOLLOW_WAIT_MS = 200
+"""After so long it is told that a partition ends behind a marker. At rest, each is a request to each broker."""
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -120,7 +122,7 @@ def follow_topics(
 
     Raises what Kafka says of a partition, as when its topic is made anew.
     """
-    consumer = _consumer(bootstrap, "read_committed", {"fetch.wait.max.ms": 100})
+    consumer = _consumer(bootstrap, "read_committed", {"fetch.wait.max.ms": _FOLLOW_WAIT_MS})
     assigned: set[tuple[str, int]] = set()
     looks_at = 0.0
     try:

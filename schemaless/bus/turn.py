@@ -85,7 +85,9 @@ class Turn:
             self._may_try = True  # before the end of the membership, which takes seconds where a broker hangs
             consumer.close()
 
-    def _on_assign(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        consumer.assign(partitions)
+        consumer.pause(partitions)  # there is nothing to read
         self._may_try = bool(partitions)
         log.info("whose turn it is", ours=self._may_try)
 

@@ -5,6 +5,7 @@ It is one session that never reconnects. What the session holds, such as a lock,
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -15,6 +16,7 @@ from schemaless.storage.pymysql_driver import connect
 from schemaless.storage.translation import FAILURES, translate
 from schemaless.topology import Node
 
+SHOW_REPLICATION = "SHOW REPLICA STATUS"
 _FOLLOW_MARIADB = (  # a server that was a master has its position in its own log only: demoting takes it over
     "CHANGE MASTER TO MASTER_HOST=%s, MASTER_PORT=%s, MASTER_USER=%s, MASTER_PASSWORD=%s, MASTER_USE_GTID=slave_pos,"
     " MASTER_DEMOTE_TO_SLAVE=1, MASTER_CONNECT_RETRY=1, MASTER_HEARTBEAT_PERIOD=1"
@@ -72,24 +74,33 @@ class AdminSession:
     def fileno(self) -> int:
         return int(self._connection._sock.fileno())  # type: ignore[attr-defined]  # the driver has no other way
 
-    def query(self, script: str, *values: object) -> list[dict[str, Any]]:
-        """Runs a script with a value for each %s, and returns the rows of its last statement by column name.
+    def results(self, script: str, *values: object) -> list[list[dict[str, Any]]]:
+        """Runs a script with a value for each %s, and returns the rows of each statement by column name.
 
         Raises what the server's error is in our tree, and StorageUnavailable for a connection that was lost.
         """
         try:
             with self._connection.cursor(DictCursor) as cursor:
                 cursor.execute(script, values or None)
+                found = [list(cursor.fetchall())]
                 while cursor.nextset():
-                    pass
-                return list(cursor.fetchall())
+                    found.append(list(cursor.fetchall()))
+                return found
         except FAILURES as error:
             raise translate(error, self.node.name) from error
 
+    def query(self, script: str, *values: object) -> list[dict[str, Any]]:
+        """Does so, and returns the rows of the last statement."""
+        return self.results(script, *values)[-1]
+
     def replication(self) -> ReplicationStatus | None:
         """Returns how the server follows its master, or None if it follows nobody."""
-        for shown in self.query("SHOW REPLICA STATUS"):
-            row = {name.replace("Slave", "Replica").replace("Master", "Source"): shown[name] for name in shown}
+        return self.status_of(self.query(SHOW_REPLICATION))
+
+    def status_of(self, shown: Sequence[Mapping[str, Any]]) -> ReplicationStatus | None:
+        """Returns what the rows of SHOW_REPLICATION mean."""
+        for each in shown:
+            row = {name.replace("Slave", "Replica").replace("Master", "Source"): value for name, value in each.items()}
             return ReplicationStatus(
                 host=row["Source_Host"],
                 port=row["Source_Port"],

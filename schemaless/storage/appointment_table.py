@@ -120,6 +120,9 @@ class ClusterState(msgspec.Struct, frozen=True):
 STATES = Table("schemaless.topology_state", ClusterState)
 ORDERS = Table("schemaless.topology_order", TopologyOrder, without="without_nodes")
 
+ALL: Script = f"SELECT {TABLE.select} FROM {TABLE.name}"
+"""What a server knows, for every cluster."""
+
 NONE_NEWER: Script = "COALESCE((SELECT MAX(epoch) FROM schemaless.appointment), 0) <= @version"
 """A condition: this server knows of no master that the session's process doesn't know (`node_core.stamp`)."""
 

@@ -57,6 +57,7 @@ LEASE_S = 1.0
 """How long a master is believed to be one without a word of another server. Who opens another one waits for that."""
 _HANDOVER_PAUSE_S = 0.02
 _LOOK_PERIOD_S = 0.5
+_LOOK_AT_MINION_PERIOD_S = 2.0
 _LOOK_WAIT_S = 0.1
 """What a server that answers at all takes at most, when the others don't wait for it."""
 _LOOK_TIMEOUT_S = 1.0
@@ -381,7 +382,8 @@ class AsyncStorage(Storage[AsyncServer]):
     `lossy_masters` allows writes to masters whose settings may lose them.
 
     While it is open it measures how late the event loop is, so that no time-out takes a late loop for a dead server. It
-    asks all servers twice a second who is master of which cluster, and looks whether the topology's file was changed.
+    asks all masters twice a second who is master of which cluster, minions every two seconds, and looks whether the
+    topology's file was changed.
     """
 
     def __init__(
@@ -528,9 +530,13 @@ class AsyncStorage(Storage[AsyncServer]):
     async def _keep_looking(self, node: AsyncServer) -> None:
         """Asks a server for as long as the file has it. Who still uses one that is gone uses its open connections."""
         while self.nodes.get(node.node.name) is node:
-            await asyncio.sleep(_LOOK_PERIOD_S)
+            await asyncio.sleep(_LOOK_PERIOD_S if self._is_told_first(node.node) else _LOOK_AT_MINION_PERIOD_S)
             await asyncio.wait([self._ask(node)])
         await node.close()
+
+    def _is_told_first(self, node: Node) -> bool:
+        """All masters know of another one before it is opened. Where there is one cluster, its voters do."""
+        return self._masters[node.cluster] == node.name or len(self.topology.clusters) == 1
 
     async def _keep_reading(self) -> None:
         while True:

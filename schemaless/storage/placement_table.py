@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from schemaless.storage import appointment_table
-from schemaless.storage.operation import Operation, query
+from schemaless.storage.operation import Operation
 from schemaless.storage.sql import Script, where
 from schemaless.storage.table import Table
 from schemaless.topology import Appointment, Placement
 
 TABLE = Table("schemaless.placement", Placement)
 
+_NUMBERS_SUM: Script = f"SELECT COALESCE(SUM(number), 0) FROM {TABLE.name}"
 Placements = dict[str, dict[int, Placement]]
 """By datastore and shard."""
 
@@ -25,19 +26,13 @@ def of_shard(datastore: str, shard: int) -> Operation[list[Placement]]:
     return (yield from TABLE.rows(where(datastore=datastore, shard=shard)))
 
 
-def placements_since(numbers_sum: int) -> Operation[tuple[int, list[Placement]]]:
-    """Returns the sum of the numbers on this server, and all rows if it isn't the one that was seen before.
-
-    A number only grows, so no two changes cancel out.
-    """
-    ((now,),) = yield from query(f"SELECT COALESCE(SUM(number), 0) FROM {TABLE.name}")
-    return int(now), [] if now == numbers_sum else (yield from TABLE.rows())
-
-
 def look(numbers_sum: int = 0) -> Operation[tuple[list[Appointment], int, list[Placement]]]:
-    """Returns what a process asks each server twice a second: the appointments, then what `placements_since` does."""
-    appointments = yield from appointment_table.appointments()
-    return appointments, *(yield from placements_since(numbers_sum))
+    """Returns what a process asks servers again and again: the appointments, the sum of the placements' numbers, and
+    all placements if it isn't the one that was seen before. A number only grows, so no two changes cancel out.
+    """
+    appointed, ((now,),) = (result.rows for result in (yield f"{appointment_table.ALL};{_NUMBERS_SUM}"))
+    placed = [] if now == numbers_sum else (yield from TABLE.rows())
+    return list(map(appointment_table.TABLE.decode, appointed)), int(now), placed
 
 
 def write(rows: Sequence[Placement]) -> Operation[None]:
