@@ -28,6 +28,8 @@ FAULTY_PERIOD_S = 1.0
 """How soon one is asked again that isn't used for a fault: a controller, or a person, may be about to correct it."""
 PACKET_BYTES_MIN = 16 << 20
 """The smallest max_allowed_packet that takes every script. It is MariaDB's default."""
+NET_TIMEOUT_MAX_S = 10
+"""For so long a minion may take a master for alive that vanished without a word. Nothing is promoted meanwhile."""
 
 
 class SettingFault(msgspec.Struct, frozen=True):
@@ -206,7 +208,9 @@ def faults_of(role: Role, values: Mapping[str, str]) -> list[SettingFault]:
         if one.role in (None, role) and one.name not in ignored and values.get(one.name, one.value) != one.value
     ]
     small = [name for name in _PACKETS if int(values.get(name, PACKET_BYTES_MIN)) < PACKET_BYTES_MIN]
-    return faults + [SettingFault(name, values[name], f"{PACKET_BYTES_MIN} or more") for name in small]
+    slow = [name for name in _NET_TIMEOUTS if role is Role.MINION and int(values.get(name, 0)) > NET_TIMEOUT_MAX_S]
+    faults += [SettingFault(name, values[name], f"{PACKET_BYTES_MIN} or more") for name in small]
+    return faults + [SettingFault(name, values[name], f"{NET_TIMEOUT_MAX_S} s or less") for name in slow]
 
 
 _ENTITY = "entity"
@@ -226,6 +230,7 @@ _FILTERS_MARIADB = {44: "replicate_do_domain_ids", 45: "replicate_ignore_domain_
 _FILTERS_MYSQL = {54: "replicate_rewrite_db"}
 """Of SHOW REPLICA STATUS."""
 _PACKETS = ("max_allowed_packet", "slave_max_allowed_packet", "replica_max_allowed_packet")
+_NET_TIMEOUTS = ("slave_net_timeout", "replica_net_timeout")
 _WANTED = (
     _Wanted("innodb_flush_log_at_trx_commit", "1", Role.MASTER, loses=True),
     _Wanted("sync_binlog", "1", Role.MASTER, loses=True),
@@ -244,7 +249,7 @@ _WANTED = (
     _Wanted(_SOURCE, "a master", Role.MINION, hides=True),
 )
 _OTHERS = "log_bin", "replica_parallel_workers", "server_id", _MARIADB_ONLY
-_NAMES = (*(one.name for one in _WANTED), *_PACKETS, *_OTHERS)
+_NAMES = (*(one.name for one in _WANTED), *_PACKETS, *_NET_TIMEOUTS, *_OTHERS)
 _QUESTION = "SHOW GLOBAL VARIABLES WHERE Variable_name IN (" + ", ".join(f"'{name}'" for name in _NAMES) + ")"
 
 

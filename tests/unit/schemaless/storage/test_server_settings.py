@@ -25,6 +25,7 @@ GOOD = {
     "replica_skip_errors": "OFF",
     "max_allowed_packet": "16777216",
     "replica_max_allowed_packet": "1073741824",
+    "replica_net_timeout": "10",
 }
 
 
@@ -76,6 +77,8 @@ def test_what_the_stack_sets_breaks_nothing(role, lacking):
         ({"SHOW REPLICA STATUS": "refused"}, {Role.MINION}, False),
         ({"max_allowed_packet": "1048576"}, {Role.MASTER, Role.MINION}, False),
         ({"replica_max_allowed_packet": "1048576"}, {Role.MASTER, Role.MINION}, False),
+        ({"slave_net_timeout": "60"}, {Role.MINION}, False),
+        ({"replica_net_timeout": "11"}, {Role.MINION}, False),
     ],
 )
 def test_each_setting_counts_for_its_role(role, change, fault_of, loses):
