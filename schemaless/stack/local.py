@@ -107,7 +107,7 @@ def running_topology(
     options: str = "",
     controlled: bool = False,
 ) -> Iterator[RunningTopology]:
-    """Runs storage clusters that replicate, on free ports. They are killed at the end, and their data stays.
+    """Runs storage clusters that replicate, on free ports. They are killed at the end. Their data goes, logs stay.
 
     `options` are further lines of every server's option file. `controlled`: the servers wait for a controller.
     """
@@ -178,6 +178,7 @@ def _start_mysql(server: MySQLServer, accounts: Accounts, stack: ExitStack) -> L
         server.log,
         lambda me: mysql_server.wait_ready(server, server.administrator(accounts), alive=me.alive),
     )
+    stack.callback(shutil.rmtree, server.data, ignore_errors=True)
     stack.callback(handle.kill)
     handle.start(wait=False)
     return handle
