@@ -281,11 +281,11 @@ class ClusterChange:
         self._tell(known.ballot, "rejoins", f"{decided.node} is made anew, {decided.why}")
 
     def fence(self, decided: Fence) -> None:
-        """Closes a server that isn't the master, and takes writes all the same."""
+        """Closes a server that takes writes and shouldn't."""
         ballot = self._known[self._cluster.name].ballot
         with ExitStack() as stack:
             self._begin(stack, decided.node, ballot).fence()
-        self._tell(ballot, "fenced", f"{decided.node} was open, and isn't the master")
+        self._tell(ballot, "fenced", f"{decided.node} {decided.why}")
 
     def _open(
         self,

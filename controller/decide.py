@@ -54,10 +54,11 @@ class Hole(msgspec.Struct, frozen=True):
 class ObservedCluster(msgspec.Struct, frozen=True):
     """A cluster at one moment. `silent_s`: how long each server has said nothing, 0 if it answered. `refusals`: what
     those say that run and refuse our account, so nobody knows what they have, and they aren't dead. `waited_s`: how
-    long the appointed master has answered and wasn't open. `others_away`: masters of other clusters that don't answer.
-    `remakes`: a controller can make a server anew. `may_leave_out`: voters weren't tried to be left out just now,
-    without success. `remaking`: the one that it makes anew now. `holes`: what minions lack of what their master shows.
-    `without`: what the present master lacked when an order promoted it all the same.
+    long the appointed master has answered and wasn't open. `opened_itself`: it started again, and was open before it
+    was compared. `others_away`: masters of other clusters that don't answer. `remakes`: a controller can make a server
+    anew. `may_leave_out`: voters weren't tried to be left out just now, without success. `remaking`: the one that it
+    makes anew now. `holes`: what minions lack of what their master shows. `without`: what the present master lacked
+    when an order promoted it all the same.
     """
 
     cluster: str
@@ -67,6 +68,7 @@ class ObservedCluster(msgspec.Struct, frozen=True):
     appointment: Appointment | None
     refusals: Mapping[str, str] = {}
     waited_s: float = 0.0
+    opened_itself: bool = False
     clusters: int = 2
     others_away: Sequence[str] = ()
     promoted_s: float | None = None
@@ -148,9 +150,10 @@ class RemoveVoters(msgspec.Struct, frozen=True):
 
 
 class Fence(msgspec.Struct, frozen=True):
-    """A server that is open and isn't the appointed master is closed."""
+    """A server that is open and shouldn't be is closed."""
 
     node: str
+    why: str = "was open, and isn't the master"
 
 
 class Follow(msgspec.Struct, frozen=True):
@@ -201,11 +204,8 @@ def _decide(view: ObservedCluster) -> Decision:
         return Wait("stuck", f"the controller's file lacks {appointment.master}, which is the master: put it back")
     if (refused := _order_refused(view)) is not None:
         return refused
-    open_elsewhere = [
-        name for name, one in view.seen.items() if not one.read_only and name != appointment.master and one.tables
-    ]
-    if open_elsewhere:
-        return Fence(open_elsewhere[0])
+    if (fence := _open_unasked(view, appointment)) is not None:
+        return fence
     if not appointment.is_open:
         return _finish(view, appointment)
     master = view.seen.get(appointment.master)
@@ -234,6 +234,15 @@ def _first(view: ObservedCluster) -> Decision:
         if one.replication is None and one.tables:
             return Wait("waiting", f"{name} has tables, and follows nobody: make it anew, or let it follow {first}")
     return Establish(first)
+
+
+def _open_unasked(view: ObservedCluster, appointment: Appointment) -> Fence | None:
+    for name, one in view.seen.items():
+        if not one.read_only and name != appointment.master and one.tables:
+            return Fence(name)
+    if view.opened_itself and appointment.is_open:
+        return Fence(appointment.master, "was open at its start, before it was compared: give it read_only=ON")
+    return None
 
 
 def _finish(view: ObservedCluster, appointment: Appointment) -> Decision:

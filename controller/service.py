@@ -205,6 +205,8 @@ class Controller:
         self._rejoining = Rejoining(topology, services, remake_command)
         self._said: dict[str, ClusterState] = {}
         self._closed_since: dict[str, float] = {}
+        self._starts: dict[str, tuple[str, int]] = {}  # by cluster the master that was compared, and its start
+        self._stepped_at = 0.0
         self._failures: dict[str, int] = {}
         self._failed_at: dict[str, tuple[float, object]] = {}
         self._leave_out_after: dict[str, float] = {}
@@ -220,6 +222,8 @@ class Controller:
 
     def step(self, orders: Orders) -> None:
         """Does at most one thing for each cluster."""
+        if time.monotonic() - self._stepped_at > DEAF_S:  # another one may have acted
+            self._starts.clear()
         self._read_again()
         for watched in self._watched.values():
             for appointment in seen.appointments if (seen := watched.seen) else ():
@@ -233,6 +237,7 @@ class Controller:
                 self._acknowledge(order)
                 order = None
             self._step(cluster, order)
+        self._stepped_at = time.monotonic()
 
     def _read_again(self) -> None:
         """Takes over which clusters and servers there are, after a change of one of the files."""
@@ -333,11 +338,14 @@ class Controller:
         nodes = {node.name: node for node in self._topology.cluster(cluster).nodes}
         seen = {name: found for name in nodes if (found := self._watched[name].seen) is not None}
         appointment, now = self.known.get(cluster), time.monotonic()
-        master = None if appointment is None else seen.get(appointment.master)
+        appointed = "" if appointment is None else appointment.master
+        master = seen.get(appointed)
         if master is not None and master.read_only:
             self._closed_since.setdefault(cluster, now)
         else:
             self._closed_since.pop(cluster, None)
+        if master is not None and (master.read_only or self._starts.get(cluster, ("", 0))[0] != appointed):
+            self._starts[cluster] = appointed, master.started_at
         promoted = self._promoted(cluster) if appointment is not None and master is None else None
         return ObservedCluster(
             cluster,
@@ -347,6 +355,7 @@ class Controller:
             appointment,
             {name: refusal for name in nodes if (refusal := self._watched[name].refusal)},
             now - self._closed_since.get(cluster, now),
+            master is not None and self._starts[cluster][1] != master.started_at,
             len(self._topology.clusters),
             [
                 known.master

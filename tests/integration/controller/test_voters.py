@@ -21,7 +21,7 @@ from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.storage.sql import sql
 from tests.failover_harness import Puts, check, cleaning, drill, give_back, in_thread, leave_out, make_datastore
 from tests.log_harness import REPLICATED_WRITE, run_sql
-from tests.waiting import async_until
+from tests.waiting import async_until, until
 
 pytestmark = [pytest.mark.storage, pytest.mark.timeout(240)]
 
@@ -105,6 +105,32 @@ async def test_a_silent_voter_holds_up_no_promotion(drilled, puts):
         assert drilled.master("a") == second
         await in_thread(drilled.running.servers[first].start)
         await in_thread(drilled.until, are(drilled, first), "the silent one is back")
+    assert puts.failed == []
+    assert await check(puts)
+
+
+async def test_a_master_that_its_own_options_open_is_closed_and_compared(drilled, puts):
+    """Else one that was restored would take puts for good, and nobody would know what it lacks. Where another one takes
+    its place, because it was late, that one is restarted.
+    """
+    files = [server.option_file for name, server in drilled.running.descriptions.items() if name.startswith("a")]
+
+    def is_closed_after_a_restart():
+        name = drilled.master("a")
+        drilled.running.servers[name].kill()
+        drilled.running.servers[name].start()
+        drilled.healthy()
+        fenced = drilled.controller._last_step("a", ("fenced",))
+        return fenced is not None and fenced.told.startswith(f"{name} was open at its start")
+
+    with ExitStack() as changed:
+        for file in files:
+            changed.callback(file.write_text, file.read_text())
+            file.write_text(f"{file.read_text()}\nread_only=OFF\n")
+        async with puts.running(), cleaning(puts.storage):
+            await in_thread(until, is_closed_after_a_restart)
+    last = drilled.controller._last_step("a", ("fenced", "opened"))
+    assert last.step == "opened"
     assert puts.failed == []
     assert await check(puts)
 

@@ -72,6 +72,9 @@ def ordered(kind, seen, appointment=APPOINTMENT, *, node=None, without=(), step=
     return decide(view(seen, appointment, order=order, **others))
 
 
+OPENED_ITSELF = Fence("a1", "was open at its start, before it was compared: give it read_only=ON")
+
+
 def without(seen, *names):
     return {name: one for name, one in seen.items() if name not in names}
 
@@ -81,6 +84,8 @@ DECISIONS = {
     "a first master is appointed": (NEW, {"appointment": None}, Establish("a1")),
     "minions that follow it already are no obstacle": (HEALTHY, {"appointment": None}, Establish("a1")),
     "a server that is open and isn't the master is fenced": (HEALTHY | {"a2": server()}, {}, Fence("a2")),
+    "a master that opened itself is closed, and then compared": (HEALTHY, {"opened_itself": True}, OPENED_ITSELF),
+    "nobody else is open before": (HEALTHY | {"a2": server()}, {"opened_itself": True}, Fence("a2")),
     "an empty one that is open follows": (HEALTHY | {"a2": server(tables=False)}, {}, Follow("a2")),
     "a change that was begun ends": (HEALTHY, {"appointment": CLOSED}, Promote("a1", ["a2", "a3"])),
     "so does one of which there is only a promise": (
