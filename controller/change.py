@@ -115,7 +115,8 @@ class ClusterChange:
             for name in decided.hear:
                 minion = stack.enter_context(Server(self._nodes[name]))
                 seen = minion.look()  # one without tables followed nobody yet
-                if lost := seen.tables and (master.lacks(position, seen.received) or _behind(heads, minion.heads())):
+                lacks = master.lacks(position, seen.received, seen.writes_as)
+                if lost := seen.tables and (lacks or _behind(heads, minion.heads())):
                     raise NotWhole(
                         f"{decided.master} lacks what {name} has ({lost}): it was restored, or lost its disk."
                         f" Promote {name}: `schemaless topology promote {self._cluster.name} {name}`"
@@ -382,8 +383,12 @@ class ClusterChange:
         """Returns who has all that anybody has, and has applied it. `late`: why the old master is still open, so that
         nobody else can be. By hand it may lack cells that another one shows. Raises NotWhole where none has all: then a
         person decides.
+
+        What a minion wrote itself doesn't count: nobody confirmed it. What it wrote while it was master is followed by
+        what its successor wrote.
         """
         looks = {name: server.look() for name, server in heard.items()}
+        own = {name: look.writes_as for name, look in looks.items() if name != decided.old}
         received = {name: look.received for name, look in looks.items()}
         have_applied = {name for name, look in looks.items() if not heard[name].lacks(look.executed, look.received)}
         names = [decided.old, *sorted(heard, key=lambda name: name not in have_applied)]
@@ -392,7 +397,7 @@ class ClusterChange:
         for name in names if decided.wanted is None else [decided.wanted]:
             if name not in heard:
                 continue
-            lacks = {other: heard[name].lacks(received[name], received[other]) for other in heard}
+            lacks = {one: heard[name].lacks(received[name], received[one], own.get(one, "")) for one in heard}
             lost = {other: missing for other, missing in lacks.items() if missing}
             if lost:
                 continue

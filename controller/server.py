@@ -42,11 +42,12 @@ _LOOK = (
     "SELECT @@server_id AS server_id, @@GLOBAL.read_only AS read_only, UNIX_TIMESTAMP() - variable_value AS started_at"
 )
 _LOOK_MARIADB = (
-    f"{_LOOK}, TRIM(BOTH ',' FROM CONCAT(@@GLOBAL.gtid_binlog_state, ',', @@GLOBAL.gtid_slave_pos)) AS executed"
+    f"{_LOOK}, CONCAT(@@server_id) AS writes_as,"
+    " TRIM(BOTH ',' FROM CONCAT(@@GLOBAL.gtid_binlog_state, ',', @@GLOBAL.gtid_slave_pos)) AS executed"
     " FROM information_schema.global_status WHERE variable_name = 'Uptime'"
 )
 _LOOK_MYSQL = (
-    f"{_LOOK}, REPLACE(@@GLOBAL.gtid_executed, '\\n', '') AS executed"
+    f"{_LOOK}, @@server_uuid AS writes_as, REPLACE(@@GLOBAL.gtid_executed, '\\n', '') AS executed"
     " FROM performance_schema.global_status WHERE variable_name = 'Uptime'"
 )
 _PROMISE = "SELECT epoch, controller FROM schemaless.promise WHERE server_id = @@server_id"
@@ -58,7 +59,7 @@ class Observed(msgspec.Struct, frozen=True):
 
     `started_at`, in seconds since the epoch, tells starts apart, if not two in one second. `tables` is False while ours
     aren't made there. `executed` and `received` are positions, which only `Server.lacks` compares. What was received
-    contains what was executed.
+    contains what was executed. `writes_as` is how positions name the server.
     """
 
     server_id: int
@@ -71,6 +72,7 @@ class Observed(msgspec.Struct, frozen=True):
     replication: ReplicationStatus | None
     executed: str
     received: str
+    writes_as: str = ""
 
 
 class Server:
@@ -111,17 +113,20 @@ class Server:
             replication,
             row["executed"],
             ",".join(filter(None, (row["executed"], received))),
+            row["writes_as"],
         )
 
-    def lacks(self, have: str, wanted: str) -> str:
+    def lacks(self, have: str, wanted: str, but_of: str = "") -> str:
         """Returns what the position `have` lacks of another one of the same kind of server, '' if it contains it.
+        `but_of` names a server whose own writes don't count.
 
         What a new master lacks of the old one's position is the old one's tail.
         """
         if self._session.mariadb:
-            return lacks_mariadb(have, wanted)
+            return lacks_mariadb(have, wanted, but_of)
         (row,) = self._session.query("SELECT GTID_SUBTRACT(%s, %s) AS missing", wanted, have)
-        return str(row["missing"]).replace("\n", "")
+        missing = str(row["missing"]).replace("\n", "").split(",")
+        return ",".join(part for part in missing if not but_of or not part.startswith(but_of))
 
     def heads(self) -> dict[tuple[str, int], Location]:
         """Returns the head of each shard that lives on the server's cluster, by datastore and shard."""
@@ -185,7 +190,7 @@ class Server:
         return STEPS.decode(rows[0].values()) if rows else None
 
 
-def lacks_mariadb(have: str, wanted: str) -> str:
+def lacks_mariadb(have: str, wanted: str, but_of: str = "") -> str:
     """Returns the newest transaction of each domain of `wanted`, where `have` has no such one of the same server.
 
     Each position has the last transaction of every server that wrote to the history. A sequence number alone says
@@ -193,7 +198,8 @@ def lacks_mariadb(have: str, wanted: str) -> str:
     the writers before, so it seems to lack what they wrote last.
     """
     known = {(domain, server): number for domain, server, number in sorted(_transactions(have))}
-    newest = {domain: (number, server) for domain, server, number in sorted(_transactions(wanted), key=lambda t: t[2])}
+    counts = [one for one in _transactions(wanted) if str(one[1]) != but_of]
+    newest = {domain: (number, server) for domain, server, number in sorted(counts, key=lambda one: one[2])}
     return ",".join(
         f"{domain}-{server}-{number}"
         for domain, (number, server) in newest.items()

@@ -127,10 +127,16 @@ class Drill:
         known = self.controller.known.get(cluster)
         return known.master if known else ""
 
+    @contextmanager
+    def acting_alone(self):
+        """The controller does nothing meanwhile."""
+        with self._acts:
+            yield
+
     def kill_with_tail(self, cluster: str) -> float:
         """Kills a master that has what no minion received. Returns when that was."""
         old = self.master(cluster)
-        with self._acts:  # the controller would let them receive again
+        with self.acting_alone():  # the controller would let them receive again
             for minion in self.running.administrators.cluster(cluster).nodes:
                 if minion.name != old:
                     with session(minion) as connected:

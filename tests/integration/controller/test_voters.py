@@ -19,7 +19,7 @@ from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.operation import query
 from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.storage.sql import sql
-from tests.failover_harness import Puts, check, cleaning, drill, give_back, in_thread, leave_out, make_datastore
+from tests.failover_harness import TAIL_S, Puts, check, cleaning, drill, give_back, in_thread, leave_out, make_datastore
 from tests.log_harness import REPLICATED_WRITE, run_sql
 from tests.waiting import async_until, until
 
@@ -132,6 +132,27 @@ async def test_a_master_that_its_own_options_open_is_closed_and_compared(drilled
     last = drilled.controller._last_step("a", ("fenced", "opened"))
     assert last.step == "opened"
     assert puts.failed == []
+    assert await check(puts)
+
+
+async def test_what_somebody_wrote_to_a_minion_holds_up_no_promotion(drilled, puts):
+    """A routine ANALYZE TABLE is enough. The other minion has received more, and this one has what nobody confirmed."""
+    old, (first, second) = drilled.master("a"), drilled.controller.known["a"].voters
+    async with puts.running(), cleaning(puts.storage):
+        await asyncio.sleep(0.5)
+        with SyncStorage(drilled.running.administrators) as admin:
+
+            def write_and_kill():
+                with drilled.acting_alone():
+                    run_sql(admin.nodes[first], f"STOP REPLICA; {REPLICATED_WRITE}; ANALYZE TABLE schemaless.promise")
+                    time.sleep(TAIL_S)
+                    drilled.running.servers[old].kill()
+
+            await in_thread(write_and_kill)
+            await in_thread(drilled.another_master, "a", old)
+    assert drilled.master("a") == second
+    assert puts.failed == []
+    await in_thread(drilled.whole)
     assert await check(puts)
 
 

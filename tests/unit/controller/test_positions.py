@@ -37,3 +37,24 @@ from controller.server import lacks_mariadb
 def test_what_a_position_lacks(have, wanted, missing):
     """A higher sequence number doesn't mean that a history contains another."""
     assert lacks_mariadb(have, wanted) == missing
+
+
+@pytest.mark.parametrize(
+    ("have", "wanted", "missing"),
+    [
+        ("1-100-47", "1-100-47,1-101-48", ""),
+        ("1-100-47", "1-100-48,1-101-49", "1-100-48"),
+        ("1-100-47", "1-101-48", ""),
+        ("1-100-47", "1-101-48,2-101-3", ""),
+        ("1-100-47", "1-10-48,1-101-47", "1-10-48"),
+    ],
+    ids=[
+        "what somebody wrote to a minion",
+        "beside what it received",
+        "alone",
+        "in another domain",
+        "its id isn't the beginning of another",
+    ],
+)
+def test_what_a_position_lacks_but_for_the_own_writes_of_one_server(have, wanted, missing):
+    assert lacks_mariadb(have, wanted, "101") == missing
