@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from schemaless.cell import CellKey, Placed, PutStatus, StoredCell
-from schemaless.errors import Busy, NodeRefuses, SchemalessError, StaleTopology
+from schemaless.errors import Busy, NodeRefuses, SchemalessError, StaleTopology, TableMissing
 from schemaless.location import ADDED_ID_MAX, GenerationStart
 from schemaless.names import ERASE_COLUMN
 from schemaless.position import cell_digest
@@ -81,8 +81,14 @@ class Tail:
         self._master = storage.master(self._cluster)
 
     def keep(self) -> int:
-        """Keeps everything on the master, and returns the epoch under which it is kept. Writes no row twice."""
-        epoch = self._old.run(shard_head.highest_epoch)
+        """Keeps everything on the master, and returns the epoch under which it is kept. Writes no row twice.
+
+        An empty server, as after its disk was replaced, has no epoch, and nothing to keep.
+        """
+        try:
+            epoch = self._old.run(shard_head.highest_epoch)
+        except TableMissing:
+            return 0
         datastores = self._old.run(schema.datastores)
         for found in chain(self._stored(datastores), self._buffered(), self._conflicts(datastores)):
             if cells := self._without_erased(datastores, found):

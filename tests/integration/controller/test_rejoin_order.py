@@ -13,6 +13,7 @@ from controller.service import Controller
 from schemaless.config import ControllerMode
 from schemaless.ops.datastores import create_shards
 from schemaless.stack.local import running_topology
+from schemaless.stack.mysql_server import make_template, prepare
 from schemaless.storage import appointment_table
 from schemaless.storage.admin_session import AdminSession
 from schemaless.storage.appointment_table import OrderKind, OrderState, RejoinStep, TopologyOrder
@@ -136,6 +137,25 @@ class Stage:
         self.master.run(appointment_table.put_order, order)
         return now
 
+    def empty(self, name):
+        """Gives a server a new disk. Its master's log doesn't reach back to the beginning any more."""
+        server, template = self.running.descriptions[name], self.folder / "template"
+        self.running.servers[name].kill()
+        shutil.rmtree(server.data)
+        make_template(template, FLAVOUR, self.running.accounts)
+        prepare(server, template)
+        with AdminSession(self.administrator(self.known.master)) as session:
+            session.query("FLUSH BINARY LOGS")
+            until(lambda: self.purged(session))
+        self.running.servers[name].start()
+        self.until(lambda: self.why(name), "it can't follow")
+
+    @staticmethod
+    def purged(session):
+        """Purges the log up to its newest file. A file that is still sent to a minion stays for now."""
+        session.query("PURGE BINARY LOGS BEFORE NOW() + INTERVAL 1 DAY")
+        return len(session.query("SHOW BINARY LOGS")) == 1
+
     def make_anew(self, name, donor):
         server, copied = self.running.descriptions[name], self.running.descriptions[donor]
         self.running.servers[name].kill()
@@ -189,6 +209,19 @@ def test_a_rejoin_outlives_its_controllers(stage):
     assert len(stage.runs) == 1
     with AdminSession(stage.administrator(failed)) as session:
         assert session.replication().healthy
+
+
+def test_an_empty_server_rejoins_by_order(stage):
+    emptied, donor = stage.followed()
+    stage.empty(emptied)
+    stage.rejoin(emptied)
+    stage.until(lambda: not stage.refused() and stage.runs, "it is made anew")
+    told = next(one.told for one in stage.steps if one.step == "kept")
+    assert told == f"the tail of {emptied} is kept: 0 cells"
+    stage.make_anew(emptied, donor)
+    (stage.folder / "done").touch()
+    stage.until(lambda: stage.order.state is not OrderState.OPEN, "it is settled")
+    assert (stage.order.state, set(stage.known.voters)) == (OrderState.DONE, {emptied, donor})
 
 
 def test_a_controller_that_began_a_rejoin_does_not_begin_it_again_when_another_one_went_on(stage):
