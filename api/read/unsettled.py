@@ -49,12 +49,14 @@ class Unsettled:
         self._storage = storage
         self._catalogue = catalogue
         self._answers = answers
-        self._noted_at = dict.fromkeys(storage.topology.clusters, 0.0)
+        self._noted_at: dict[str, float] = {}
+        self._settled: dict[str, int] = {}
+        """The epoch of a home's master under which all that was buffered for it was there."""
         self._arrived: dict[tuple[str, int], Placement] = {}
         """Of shards that moved, what was so when all that was buffered for them was at home."""
 
     def __contains__(self, home: str) -> bool:
-        return home in self._noted_at
+        return self._settled.get(home) != self._storage.epoch(home) or not self._storage.is_open(home)
 
     def may_have(self, datastore: Datastore, shard: int) -> bool:
         """Returns whether cells of a shard may be in a buffer only."""
@@ -66,6 +68,7 @@ class Unsettled:
     def note(self, home: str) -> None:
         """A cell was buffered for a home, or the home is away."""
         self._noted_at[home] = time.monotonic()
+        self._settled.pop(home, None)
 
     async def cells(self, datastore: Datastore, home: str, wanted: BufferSelection) -> tuple[list[StoredCell], Served]:
         """Returns what the buffers that answer have of a row, each cell once, by column and ref_key."""
@@ -89,8 +92,9 @@ class Unsettled:
         while True:
             known, epoch = epoch, self._storage.epoch(home)
             away = not self._storage.is_open(home) or not self._answers(self._storage.master(home).node.name)
-            if away or epoch != known:
+            if away:
                 self.note(home)
+            if away or epoch != known:
                 looks_at, pause_s = 0.0, _PERIOD_S
             elif (
                 (home in self or self._unsettled_moves(home))
@@ -117,7 +121,7 @@ class Unsettled:
 
     async def _settle(self, home: str) -> bool:
         """Looks once whether all that waits is at home. Returns whether it could be judged, and is."""
-        noted_at, moved = self._noted_at.get(home), self._unsettled_moves(home)
+        epoch, noted_at, moved = self._storage.epoch(home), self._noted_at.get(home), self._unsettled_moves(home)
         others = self._others(home)
         try:
             waiting = await ask_masters(self._storage, others, buffer_table.waiting, timeout_s=_TIMEOUT_S, tolerated=())
@@ -129,8 +133,8 @@ class Unsettled:
         except SchemalessError as error:
             log.info("a home isn't settled", home=home, why=str(error))
             return False
-        if noted_at is not None and self._noted_at.get(home) == noted_at:
-            del self._noted_at[home]
+        if self._noted_at.get(home) == noted_at:
+            self._settled[home] = epoch
         self._arrived |= moved
         return True
 
@@ -155,7 +159,8 @@ def newest_of_columns(cells: Iterable[StoredCell]) -> list[StoredCell]:
 class CellReader:
     """Reads cells, a column or a row: from their home, and from the buffers while the home is unsettled.
 
-    A minion's answer is never completed by buffers where a minion was asked for.
+    A minion's answer is completed by buffers, too: its master gave none, and may have lost what the minion never had.
+    Where a minion was asked for, nothing is completed.
     """
 
     def __init__(self, reader: Reader, unsettled: Unsettled) -> None:
@@ -239,7 +244,7 @@ class CellReader:
 
         async def completed(key: WantedCell, cell: StoredCell | None) -> StoredCell | None:
             shard = shard_of(key.row_key, datastore.shards)
-            if not self._unsettled.may_have(datastore, shard) or (cell is not None and key.ref_key is not None):
+            if (cell is not None and key.ref_key is not None) or not self._may_lack(datastore, shard, served):
                 return cell
             bounds = () if key.ref_key is None else (key.ref_key, key.ref_key)
             selection = BufferSelection(key.row_key, key.column_name, *bounds)
@@ -262,7 +267,6 @@ class CellReader:
         something and nobody wanted the word of its master or of a minion. Raises StorageUnavailable otherwise.
         """
         shard = shard_of(wanted.row_key, datastore.shards)
-        looks = read_from is not Role.MINION
         try:
             found, served = await read
         except StorageUnavailable:
@@ -272,9 +276,13 @@ class CellReader:
             if not buffered:
                 raise
             return nothing, served, buffered
-        if not looks or not self._unsettled.may_have(datastore, shard):
+        if read_from is Role.MINION or not self._may_lack(datastore, shard, served):
             return found, served, []
         return found, served, await self._buffered(datastore, shard, wanted, read_from)
+
+    def _may_lack(self, datastore: Datastore, shard: int, served: Served) -> bool:
+        """Returns whether an answer may lack what only a buffer has."""
+        return served.role is Role.MINION or self._unsettled.may_have(datastore, shard)
 
     async def _buffered(
         self, datastore: Datastore, shard: int, wanted: BufferSelection, read_from: Role | None

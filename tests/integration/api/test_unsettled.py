@@ -19,6 +19,7 @@ from schemaless.storage.buffer_table import BufferRow, BufferSelection
 from schemaless.storage.erasure_table import Erasure
 from schemaless.storage.operation import query
 from schemaless.storage.replica_lag import ReplicaLag
+from schemaless.topology import Role
 from tests.move_harness import ShardMove
 from tests.waiting import async_until
 
@@ -42,6 +43,31 @@ async def test_a_home_is_settled_by_one_look_however_many_rows_wait(async_storag
         await async_until(lambda: "a" not in unsettled)
     finally:
         looking.cancel()
+
+
+async def test_an_answer_in_a_lost_master_s_stead_is_completed_at_once(async_storage, make_datastore):
+    """Nothing was noted yet: this process put nothing, and the master answered when it was last asked."""
+    datastore = make_datastore(placement=("a",))
+    key = row_key_in(datastore, 1)
+    unsettled, breaker = Unsettled(async_storage, Catalogue(async_storage), lambda server: True), ReadBreaker()
+    lag = ReplicaLag(async_storage, timeout_s=2, on_sample=breaker.sampled)
+    reader = CellReader(Reader(async_storage, breaker, lag, timeout_s=2), unsettled)
+    looking = asyncio.create_task(unsettled.run())
+    try:
+        await async_until(lambda: "a" not in unsettled)
+    finally:
+        looking.cancel()
+    row = BufferRow(key, encode_body({}), 1, "a", 7)
+    await async_storage.master("b").run(buffer_table.insert, datastore, [row])
+    assert (await reader.exact(datastore, key, None))[0] is None
+    breaker.sampled(async_storage.master("a").node.name, False)
+    wanted = [WantedCell(key.row_key, key.column_name, key.ref_key)]
+    exact, served = await reader.exact(datastore, key, None)
+    (of_many,), _ = await reader.many(datastore, wanted, None, 1 << 20)
+    assert (exact.key, of_many.key, served.role) == (key, key, Role.MINION)
+    assert (await reader.exact(datastore, key, Role.MINION))[0] is None
+    (of_many,), _ = await reader.many(datastore, wanted, Role.MINION, 1 << 20)
+    assert of_many is None
 
 
 async def test_a_shard_that_moved_is_settled_when_all_that_waited_is_at_its_home(
