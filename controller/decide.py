@@ -217,7 +217,7 @@ def _decide(view: ObservedCluster) -> Decision:
         return _open_again(view, appointment)
     if view.order is not None and view.ordered is not OrderKind.REJOIN:
         return _switch(view, appointment, view.order)
-    return _silent_voters(view, appointment) or _holed_voters(view, appointment) or _followers(view, appointment)
+    return _silent_voters(view, appointment) or _unfit_voters(view, appointment) or _followers(view, appointment)
 
 
 def _first(view: ObservedCluster) -> Decision:
@@ -443,9 +443,11 @@ def _silent_voters(view: ObservedCluster, appointment: Appointment) -> RemoveVot
     return RemoveVoters(silent, stay) if is_ready and view.may_leave_out else None
 
 
-def _holed_voters(view: ObservedCluster, appointment: Appointment) -> RemoveVoters | None:
-    """Returns the voters that lack cells, where another one stays. Promoted, one would have lost what was confirmed."""
-    leave = [name for name in appointment.voters if _holed(view, name)]
+def _unfit_voters(view: ObservedCluster, appointment: Appointment) -> RemoveVoters | None:
+    """Returns the voters that lack cells or have a tail, where another one stays. Promoted, one would have lost what
+    was confirmed, and made anew, what it promised.
+    """
+    leave = [name for name in appointment.voters if name in view.tails or _holed(view, name)]
     stay = [name for name in appointment.voters if name not in leave]
     if not leave or view.others_away or view.unheard(stay) or not any(_is_ready(view, name) for name in stay):
         return None
@@ -491,7 +493,7 @@ def _tails(view: ObservedCluster, appointment: Appointment) -> Decision:
             reasons.append(f"what only {name} had is kept and put again. {view.without}: {again}")
             continue
         donors = _donors(view, appointment, name)
-        if view.remakes and donors and tail.is_due:
+        if view.remakes and donors and tail.is_due and name not in appointment.voters:
             return Remake(name, donors[0])
         why = "no minion can be copied" if view.remakes and not donors else "its data folder is to be made anew"
         reasons.append(f"what only {name} had is kept and put again, and {why}")

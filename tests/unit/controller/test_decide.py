@@ -155,6 +155,7 @@ def test_what_a_server_refuses_is_shown_beside_it():
 FEWER = {name: node for name, node in NODES.items() if name != "a3"}
 """What the file has once somebody took a3 out of it."""
 ALONE = {"a1": NODES["a1"]}
+TOLD = Diverged(0, kept=1)
 GONE = {
     "it is no voter any more": (without(HEALTHY, "a3"), {"nodes": FEWER}, RemoveVoters(["a3"], ["a2"])),
     "not while the other one is silent, and may come back": (
@@ -165,6 +166,13 @@ GONE = {
     ),
     "nor while another master is away": (
         without(HEALTHY, "a3"), {"nodes": FEWER, "others_away": ["b1"]}, Wait("healthy")
+    ),
+    "one with a tail leaves, before it is made anew": (
+        HEALTHY, {"tails": {"a3": TOLD}, "remakes": True}, RemoveVoters(["a3"], ["a2"])
+    ),
+    "and stays as it is while it can't": (
+        HEALTHY, {"tails": {"a3": TOLD}, "remakes": True, "may_leave_out": False}, Wait("healthy", "what only a3 had is"
+        " kept and put again, and its data folder is to be made anew")
     ),
     "the last ones go, too": (without(HEALTHY, "a2", "a3"), {"nodes": ALONE}, RemoveVoters(["a2", "a3"], [])),
     "it is heard before another master is opened": (
@@ -180,7 +188,7 @@ GONE = {
 
 
 @pytest.mark.parametrize("name", GONE)
-def test_what_is_done_about_a_voter_that_the_file_lacks(name):
+def test_what_is_done_about_a_voter_that_goes(name):
     seen, others, decided = GONE[name]
     assert automatic(seen, **others) == decided
     assert node_states(view(seen, **others))
