@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import time
 from collections import Counter
@@ -27,7 +26,7 @@ from schemaless.error_text import error_summary, error_text
 from schemaless.errors import Forbidden, Misdirected, SchemalessError, Unauthenticated, Unavailable
 from schemaless.runtime import tracing
 from schemaless.runtime.events import Event, emit
-from schemaless.runtime.forks import leave
+from schemaless.runtime.forks import caller, leave
 from schemaless.storage import parked_table
 from schemaless.storage.parked_table import Cause, Ending, ParkedCell
 from schemaless.storage.worker_table import FAILING_ERROR_CHARACTERS_MAX, FailingCell, OldestCall
@@ -523,18 +522,19 @@ def _called(call: Call) -> _Ended:
     """
     span = tracing.call_of(call.cell, call.context.program, call.marked.name)
     error: Exception | None = None
-    caller = os.getpid()
+    called_by = caller()
     try:
         arguments = call.marked.arguments(call.cell, call.context)
         with tracing.within(span):
             result = call.marked.function(*arguments)
-        leave(caller, None)
-        if is_waited_for(result):
-            return _Ended(result, arguments=arguments, span=span)
-        require_done(result)
+        leave(called_by, None)
+        if result is not None:
+            if is_waited_for(result):
+                return _Ended(result, arguments=arguments, span=span)
+            require_done(result)
         require_effects(arguments)
     except BaseException as raised:
-        leave(caller, raised)
+        leave(called_by, raised)
         error = _failure(raised)
     _end_span(span, error)
     return _Ended(error=error)

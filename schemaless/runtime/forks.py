@@ -17,14 +17,24 @@ from typing import Any
 from schemaless.runtime.outputs import settle
 
 
+class _Here:
+    forks = 0
+    """How often this process was forked, its parents counted in. It tells processes apart without a system call."""
+
+
 def part_from_children() -> None:
     """Has every process that is forked from now on part from this one. To be called once."""
     os.register_at_fork(after_in_child=_part)
 
 
-def leave(caller: int, error: BaseException | None) -> None:
-    """Returns in the process that made the call, `caller`. Ends one that was forked since, as `error` would have."""
-    if os.getpid() == caller:
+def caller() -> int:
+    """Returns this process for `leave`, before a call."""
+    return _Here.forks
+
+
+def leave(called_by: int, error: BaseException | None) -> None:
+    """Returns in the process that made the call, a `caller`. Ends one that was forked since, as `error` would have."""
+    if _Here.forks == called_by:
         return
     status = 1
     if error is None or (isinstance(error, SystemExit) and error.code is None):
@@ -44,23 +54,30 @@ class InOneProcess:
         self._coroutine = coroutine
 
     def __await__(self) -> Generator[Any, None, Any]:
-        caller = os.getpid()
+        called_by = caller()
         thrown: BaseException | None = None
         while True:
             try:
                 waits_for = self._coroutine.throw(thrown) if thrown else self._coroutine.send(None)
             except StopIteration as done:
-                leave(caller, None)
+                leave(called_by, None)
                 return done.value
             except BaseException as error:
-                leave(caller, error)
+                leave(called_by, error)
                 raise
-            leave(caller, None)
+            leave(called_by, None)
             thrown = None
             try:
                 yield waits_for
             except BaseException as error:
                 thrown = error
+
+
+def _count() -> None:
+    _Here.forks += 1
+
+
+os.register_at_fork(after_in_child=_count)
 
 
 def _part() -> None:
