@@ -179,14 +179,14 @@ class Drill:
         return remade
 
     def _away(self, cluster: str) -> set[str]:
-        """The servers that don't follow, or don't vote. A voter with a tail leaves when another one stays."""
+        """The servers that follow nobody, or don't vote. A voter with a tail leaves when another one stays."""
         known, away = self.controller.known[cluster], set()
         for node in self.running.administrators.cluster(cluster).nodes:
             if node.name == known.master:
                 continue
             with session(node) as connected:
                 replication = connected.replication()
-            if node.name not in known.voters or replication is None or not replication.healthy:
+            if node.name not in known.voters or replication is None:
                 away.add(node.name)
         return away
 
