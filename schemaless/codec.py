@@ -18,6 +18,7 @@ from isal import isal_zlib
 from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell, cause_and_trace, created_at_text, row_key_text
 from schemaless.errors import Corrupt, Invalid, Malformed, UnreadableCell
 from schemaless.location import INT64_MAX
+from schemaless.shapes import shape
 
 BODY_BYTES_MAX = 1 << 20
 DEPTH_MAX = 64
@@ -299,7 +300,7 @@ class Erasing(msgspec.Struct, frozen=True, gc=False):
 def erasing(body: bytes) -> Erasing:
     """Reads the stored body of an entry in ERASE_COLUMN. Raises Corrupt."""
     try:
-        return msgspec.convert({**(found := decode_body(body)), "erasure": int(found["erasure"], 16)}, Erasing)
+        return msgspec.convert({**(found := decode_body(body)), "erasure": int(found["erasure"], 16)}, shape(Erasing))
     except (KeyError, TypeError, ValueError) as error:
         raise Corrupt(f"not an entry of an erasure: {error}") from error
 

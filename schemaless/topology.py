@@ -36,6 +36,7 @@ import structlog
 from schemaless.errors import Misconfigured
 from schemaless.names import cells_topic_name, progress_topic_name
 from schemaless.runtime.tls import Tls
+from schemaless.shapes import shape
 
 log = structlog.get_logger()
 
@@ -275,7 +276,7 @@ def parse_topology(document: Any, file: Path | None = None) -> Topology:
             hint=f"write version {TOPOLOGY_VERSION}: each cluster is a list of servers, the first master first",
         )
     try:
-        found = msgspec.convert(document, _TopologyDocument)
+        found = msgspec.convert(document, shape(_TopologyDocument))
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
         raise Misconfigured(f"the topology does not fit its format: {error}") from error
     clusters = {

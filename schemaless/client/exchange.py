@@ -34,6 +34,7 @@ from schemaless.errors import (
     UnreadableCell,
 )
 from schemaless.found_cell import ErasedBody
+from schemaless.shapes import shape
 
 T = TypeVar("T")
 MSGPACK = "application/msgpack"
@@ -82,8 +83,8 @@ class ClientResponse(msgspec.Struct, frozen=True, gc=False):
         decode = _decode_msgpack if MSGPACK in self.headers.get("content-type", "") else _decode_json
         try:
             if "schemaless-buffered" in self.headers or b"erased" in self.content:
-                return msgspec.convert(_completed(decode(self.content, type=Any)), kind)
-            return decode(self.content, type=kind)
+                return msgspec.convert(_completed(decode(self.content, type=Any)), shape(kind))
+            return decode(self.content, type=shape(kind))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Unavailable(
                 f"a response of status {self.status} can't be decoded: {error}",
@@ -171,7 +172,7 @@ def _error_of_problem(problem: Problem, status: int | None) -> SchemalessError:
 
 def _erased(members: Any) -> tuple[str, int]:
     try:
-        found = msgspec.convert(members, ErasedBody)
+        found = msgspec.convert(members, shape(ErasedBody))
     except msgspec.ValidationError:  # a foreign answer
         found = ErasedBody()
     at = 0 if found.erased_at is None else microseconds_since_epoch(found.erased_at)

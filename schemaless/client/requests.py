@@ -47,6 +47,7 @@ from schemaless.found_cell import FoundCell
 from schemaless.location import Location, ShardLocation
 from schemaless.position import Position
 from schemaless.runtime.batching import chunks
+from schemaless.shapes import shape
 
 Key = uuid.UUID | str
 Body = Mapping[str, Any]
@@ -192,7 +193,7 @@ class Requests:
         for shard, page in response.good().read(_Shards).shards.items():
             problem = page.get("problem")
             if problem is None:
-                pages[int(shard)] = msgspec.convert({**page, "shard": int(shard)}, LogPage)
+                pages[int(shard)] = msgspec.convert({**page, "shard": int(shard)}, shape(LogPage))
             else:
                 pages[int(shard)] = error_of_problem(problem)
         return pages

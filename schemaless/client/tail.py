@@ -20,6 +20,7 @@ from schemaless.errors import Corrupt, Invalid, LocationGone, SchemalessError
 from schemaless.found_cell import FoundCell
 from schemaless.location import Location, is_lag
 from schemaless.position import Position, parse_position
+from schemaless.shapes import shape
 from schemaless.shard_cursor import verify_next
 
 SHARDS_MAX = 4096
@@ -111,7 +112,7 @@ class LogTail:
         try:
             if problem is not None:
                 raise error_of_problem(problem)
-            page = msgspec.convert({**shown, "shard": shard}, LogPage)
+            page = msgspec.convert({**shown, "shard": shard}, shape(LogPage))
             check_dense(shard, self._read_to[shard], page, some=bool(self._options.get("columns")))
         except SchemalessError as error:
             if not self._may_pass(shard, error):

@@ -24,6 +24,7 @@ from schemaless.config import ClientSettings, OperatorSettings, StackSettings, p
 from schemaless.errors import Misconfigured, SchemalessError
 from schemaless.runtime.kafka_access import KafkaAccess, KafkaAccount, KafkaAddress
 from schemaless.runtime.tls import Tls, read_private_text
+from schemaless.shapes import shape
 
 _UNAUTHENTICATED = 401
 CHOSEN_PROFILE: ContextVar[str | None] = ContextVar("CHOSEN_PROFILE", default=None)
@@ -161,7 +162,7 @@ def read_profile(file: Path, name: str) -> Profile:
         raise Misconfigured(f"there is no {file}, so there is no profile {name!r}")
     try:
         profiles: dict[str, Any] = tomllib.loads(text)
-        return msgspec.convert(profiles[name], Profile)
+        return msgspec.convert(profiles[name], shape(Profile))
     except KeyError:
         raise Misconfigured(f"{file} has no profile {name!r}, only {', '.join(profiles) or 'none'}") from None
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
@@ -203,7 +204,7 @@ def local_stack() -> LocalStack | None:
     home = StackSettings().home.expanduser().absolute()
     file = home / "endpoints.json"
     try:
-        found = msgspec.json.decode(file.read_bytes(), type=_Endpoints)
+        found = msgspec.json.decode(file.read_bytes(), type=shape(_Endpoints))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (msgspec.DecodeError, OSError) as error:

@@ -24,6 +24,7 @@ import structlog
 from schemaless.config import KafkaSettings
 from schemaless.errors import BusRefuses, BusUnavailable, Misconfigured
 from schemaless.runtime.tls import LOOK_PAUSE_S, Tls, certificate_refusal, identity_of, read_private_text
+from schemaless.shapes import shape
 
 log = structlog.get_logger()
 
@@ -90,7 +91,7 @@ def read_account(file: Path) -> KafkaAccount:
     if text is None:
         raise Misconfigured(f"there is no {file}, which SCHEMALESS_KAFKA_ACCOUNT names")
     try:
-        return msgspec.json.decode(text, type=KafkaAccount)
+        return msgspec.json.decode(text, type=shape(KafkaAccount))
     except msgspec.DecodeError as error:
         raise Misconfigured(f"{file} is no account of Kafka: {error}") from error
 

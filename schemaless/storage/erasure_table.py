@@ -17,6 +17,7 @@ from schemaless.codec import encode_body
 from schemaless.errors import Busy, DuplicateKey
 from schemaless.location import ADDED_ID_MAX
 from schemaless.names import ERASE_COLUMN
+from schemaless.shapes import shape
 from schemaless.storage import append, shard_copy
 from schemaless.storage.append import NewRow, TransactionSteps
 from schemaless.storage.diverged_table import EMPTIED, ERASED_OUTCOME
@@ -370,7 +371,7 @@ def _counted(erasure: Erasure, place: PlaceName, statement: Script, *others: Scr
     """Ends a transaction with a statement that removes bodies, others, and the count of what the first one changed."""
     of_it = where(erasure=erasure.erasure)
     (places,) = yield f"SELECT places FROM schemaless.erasure {of_it} FOR UPDATE"
-    counted = msgspec.json.decode(places.rows[0][0], type=dict[str, ErasedPlace]) if places.rows else {}
+    counted = msgspec.json.decode(places.rows[0][0], type=shape(dict[str, ErasedPlace])) if places.rows else {}
     removed, *_ = yield ";".join([statement, *others])
     before = counted.get(place, ErasedPlace(0, 0))
     counted[place] = ErasedPlace(before.found + removed.affected, before.removed + removed.affected)

@@ -11,6 +11,7 @@ import msgspec
 
 from schemaless.cell import RowKey, parse_row_key, row_key_text
 from schemaless.index.comparison import CheckRequest, CheckResult
+from schemaless.shapes import shape
 from schemaless.storage import job_table
 from schemaless.storage.index_problem_table import VERSION, IndexVersion
 from schemaless.storage.job_table import Job
@@ -107,7 +108,7 @@ def progress(job: Job) -> Operation[CheckProgress]:
     of_job = f"FROM {_TABLE} {where(job=job.job)}"
     rows = yield from query(f"SELECT result, error {of_job}")
     found = yield from query(f"SELECT faults {of_job} AND faults IS NOT NULL ORDER BY shard LIMIT {_FAULTS_SHOWN_MAX}")
-    results = [msgspec.json.decode(result, type=CheckResult) for result, _ in rows if result is not None]
-    faults = [fault for (text,) in found for fault in msgspec.json.decode(text, type=_Faults)]
+    results = [msgspec.json.decode(result, type=shape(CheckResult)) for result, _ in rows if result is not None]
+    faults = [fault for (text,) in found for fault in msgspec.json.decode(text, type=shape(_Faults))]
     error = next((error for result, error in rows if result is None and error is not None), None)
     return CheckProgress(job, len(rows), results, faults[:_FAULTS_SHOWN_MAX], error)

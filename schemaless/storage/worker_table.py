@@ -12,6 +12,7 @@ import msgspec
 
 from schemaless.cell import RowKey, row_key_text
 from schemaless.names import Stall
+from schemaless.shapes import shape
 from schemaless.storage.operation import Operation, query
 from schemaless.storage.sql import NOW, literal, where
 from schemaless.storage.table import Table
@@ -152,7 +153,7 @@ def of_datastore(datastore: str) -> Operation[list[WorkerRow]]:
 
 def _report(text: str) -> WorkerReport:
     try:
-        return msgspec.json.decode(text, type=WorkerReport)
+        return msgspec.json.decode(text, type=shape(WorkerReport))
     except msgspec.DecodeError:
         return WorkerReport()  # of a version that says it in another way
 

@@ -61,6 +61,7 @@ from schemaless.position import (
     parse_position,
     verify_position,
 )
+from schemaless.shapes import shape
 from schemaless.sharding import shard_of
 from schemaless.storage.entity_table import ShardCell
 from schemaless.testing.memory_program import MemoryProgram
@@ -129,7 +130,7 @@ class MemoryApi(httpx.BaseTransport, httpx.AsyncBaseTransport):
                 found = [self._cell(key) for key in _items(content, "keys")]
                 return 200, {"cells": [cell and cell_view(cell) for cell in found]}, {}
             case ("POST", "erase"):
-                return self._erase(msgspec.msgpack.decode(content, type=EraseRequest))
+                return self._erase(msgspec.msgpack.decode(content, type=shape(EraseRequest)))
             case "GET", "shards", shard, "cells":
                 start = {"since": params["since"]} if "since" in params else params.get("after", 0)
                 columns = tuple(filter(None, params.get("columns", "").split(",")))

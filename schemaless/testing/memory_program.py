@@ -32,6 +32,7 @@ from schemaless.errors import Corrupt, LocationGone, Misconfigured, StorageUnava
 from schemaless.location import ADDED_ID_MAX, FIRST_GENERATION, GenerationStart, Location
 from schemaless.names import ERASE_COLUMN
 from schemaless.position import BEGINNING_DIGEST, Position, cell_digest, verify_position
+from schemaless.shapes import shape
 from schemaless.shard_cursor import ProvenPage
 from schemaless.storage.checkpoint_table import NO_COUNTS, CellCounts
 from schemaless.storage.entity_table import NEWEST_BYTES_MAX, CellPage, NewestRows, ShardCell
@@ -113,7 +114,7 @@ class MemoryProgram:
         for statement in filter(None, script.split(";")):
             name, *arguments = statement.split()
             if name == "put":
-                self._put(msgspec.msgpack.decode(bytes.fromhex(arguments[0]), type=ParkedCell))
+                self._put(msgspec.msgpack.decode(bytes.fromhex(arguments[0]), type=shape(ParkedCell)))
                 continue
             if name == "erase":
                 self._erase(bytes.fromhex(arguments[0]), arguments[1:])

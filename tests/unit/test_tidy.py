@@ -282,6 +282,26 @@ def test_drivers_are_imported_in_their_adapters_only():
     )
 
 
+def test_what_threads_decode_is_a_shape():
+    refuse(
+        f"{name(path)}: line {line} decodes a kind that isn't in shape()"
+        for path in PRODUCT_SOURCES
+        if path.is_relative_to(ROOT / "schemaless")  # a service decodes in one thread
+        for line in _kinds_decoded_bare(path)
+    )
+
+
+def _kinds_decoded_bare(path: Path) -> Iterator[int]:
+    for call in nodes(path):
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute | ast.Name):
+            called = ast.unparse(call.func)
+            kinds = [word.value for word in call.keywords if word.arg == "type" and called.endswith("decode")]
+            kinds += call.args[1:] if called == "msgspec.convert" else []
+            for kind in kinds:
+                if not ast.unparse(kind).startswith(("shape(", "Any", "int", "dict[str, Any]")):
+                    yield kind.lineno
+
+
 def test_every_module_of_the_core_has_a_layer():
     """The import contracts name layers by hand. A module that none of them names would be free to import anything."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
