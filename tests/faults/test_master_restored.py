@@ -46,7 +46,7 @@ def open_generation(datastore, expected):
     opened = CliRunner().invoke(app, ["tailer", "new-generation", datastore.name, "--shard", str(LOST)])
     assert opened.exit_code == 0, opened.output
     for text in expected:
-        assert text in opened.output
+        assert text in opened.output, opened.output
 
 
 def test_a_restored_master_that_has_grown_again(running, kafka, storage, make_datastore, tmp_path, monkeypatch):
@@ -88,6 +88,7 @@ def test_a_restored_master_that_has_grown_again(running, kafka, storage, make_da
             open_generation(datastore, ["generation 2 begins at 7", "1:7 to 1:10, 4 cells"])
             write(storage, datastore, LOST, 1)
             kept.follow(subscriber, {LOST: 14, OTHER: 3})
+            wait_for_records(kafka, datastore, 22)  # generation 2: its announcement and 8 cells
             wait_until_finished(storage, datastore, "trigger:notes")
             assert tailer.stop() == 0
         restore(master, datastore, LOST, kept=4)
