@@ -243,7 +243,8 @@ class ClusterChange:
     def follow(self, decided: Follow) -> str:
         """Lets a server follow the master. It is a voter before it receives anything.
 
-        Returns the tail of one that can't follow: what it has, and the master lacks, was written when it was master.
+        Returns why one can't follow, '' if it can: it has what the master lacks, and wrote that when it was master, or
+        it lacks what it wrote itself.
         """
         appointment = self._known[self._cluster.name]
         account = self._account()
@@ -251,14 +252,11 @@ class ClusterChange:
             master = stack.enter_context(Server(self._nodes[appointment.master]))
             server = self._begin(stack, decided.node, appointment.ballot)
             server.stop_following()  # so that it applies nothing that the look doesn't show
-            seen = server.look()
-            if seen.tables and (tail := master.lacks(master.look().executed, seen.executed)):
-                if seen.replication is not None:  # it grows no more
+            if diverged := _diverged(server, master):
+                if server.look().replication is not None:  # it grows no more
                     server.detach()
-                self._tell(
-                    appointment.ballot, "diverged", f"{decided.node} has what {appointment.master} lacks: {tail}"
-                )
-                return tail
+                self._tell(appointment.ballot, "diverged", diverged)
+                return diverged
             if decided.node not in appointment.voters:
                 voters = (*appointment.voters, decided.node)
                 joined = self._appointment(
@@ -480,6 +478,16 @@ class ClusterChange:
         if self._topology.replication is None:
             raise Misconfigured("the administrators' topology has no replication account")
         return self._topology.replication
+
+
+def _diverged(server: Server, master: Server) -> str:
+    """Returns why a server has another history than the master, '' if it hasn't."""
+    name, seen, position = server.node.name, server.look(), master.look().executed
+    if seen.tables and (tail := master.lacks(position, seen.executed)):
+        return f"{name} has what {master.node.name} lacks: {tail}"
+    if lost := master.lacks_own(seen, position):
+        return f"{name} was restored: it lacks what it wrote itself, which it wouldn't receive: {lost}"
+    return ""
 
 
 def _fence(server: Acting) -> LockTimeout | None:

@@ -124,9 +124,20 @@ class Server:
         """
         if self._session.mariadb:
             return lacks_mariadb(have, wanted, but_of)
-        (row,) = self._session.query("SELECT GTID_SUBTRACT(%s, %s) AS missing", wanted, have)
-        missing = str(row["missing"]).replace("\n", "").split(",")
-        return ",".join(part for part in missing if not but_of or not part.startswith(but_of))
+        return ",".join(part for part in self._subtract(wanted, have) if not but_of or not part.startswith(but_of))
+
+    def lacks_own(self, seen: Observed, wanted: str) -> str:
+        """Returns what a server lacks of its own writes that the position `wanted` has, '' if it has them.
+
+        Its data were restored, and it would never receive them: replication leaves out what has a server's own id.
+        """
+        if self._session.mariadb:
+            return lacks_own_mariadb(seen.executed, wanted, int(seen.writes_as))
+        return ",".join(part for part in self._subtract(wanted, seen.executed) if part.startswith(seen.writes_as))
+
+    def _subtract(self, position: str, other: str) -> list[str]:
+        (row,) = self._session.query("SELECT GTID_SUBTRACT(%s, %s) AS missing", position, other)
+        return str(row["missing"]).replace("\n", "").split(",")
 
     def heads(self) -> dict[tuple[str, int], Location]:
         """Returns the head of each shard that lives on the server's cluster, by datastore and shard."""
@@ -205,6 +216,22 @@ def lacks_mariadb(have: str, wanted: str, but_of: str = "") -> str:
         for domain, (number, server) in newest.items()
         if known.get((domain, server), 0) < number
     )
+
+
+def lacks_own_mariadb(have: str, wanted: str, server: int) -> str:
+    """Returns the transactions of one server that `wanted` has, and `have` doesn't reach: at most one of each domain.
+
+    A copy of another server without its binary log names only the last writer. It has all below that.
+    """
+    reached: dict[int, int] = {}
+    for domain, _, number in sorted(_transactions(have), key=lambda one: (one[1] == server, one[2])):
+        reached[domain] = number  # the last of its own, or else the last of anybody
+    lacking = {
+        (domain, number)
+        for domain, writer, number in _transactions(wanted)
+        if writer == server and reached.get(domain, 0) < number
+    }
+    return ",".join(f"{domain}-{server}-{number}" for domain, number in sorted(lacking))
 
 
 def _transactions(position: str) -> Iterator[tuple[int, int, int]]:

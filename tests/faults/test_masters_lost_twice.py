@@ -62,7 +62,7 @@ async def test_a_process_that_reaches_the_old_master_only_loses_nothing(tmp_path
                 for relay in relays.values():
                     relay.mend()
                 await in_thread(drilled.until, lambda: island_storage.epoch("a") == storage.epoch("a"), "it learns")
-                assert await in_thread(drilled.whole) == {"a1"}
+                assert "a1" in await in_thread(drilled.whole)
                 await asyncio.sleep(0.5)
             assert puts.failed == []
             print("island:", len(island_puts.failed), "refused,", dict(await check(island_puts)))
@@ -105,7 +105,9 @@ async def test_three_masters_are_lost_before_replication_caught_up(tmp_path, cha
 
 @pytest.mark.storage
 async def test_a_master_restored_in_place_is_not_opened(tmp_path, chance):
-    """It would give out added_ids again (I13). A person reads which server has all, and promotes it."""
+    """It would give out added_ids again (I13). A person reads which server has all, and promotes it. Following, the
+    restored one would leave out what it wrote itself, so it is made anew.
+    """
     with drill(tmp_path) as drilled:
         server, data = drilled.running.servers["a1"], drilled.running.descriptions["a1"].data
 
@@ -144,7 +146,7 @@ async def test_a_master_restored_in_place_is_not_opened(tmp_path, chance):
                 await in_thread(drilled.another_master, "a", "a1")
                 await asyncio.sleep(0.5)
             assert puts.failed == []
-            await in_thread(drilled.whole)
+            assert "a1" in await in_thread(drilled.whole)
             print("restored:", dict(await check(puts)))
 
 

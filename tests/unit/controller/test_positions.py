@@ -2,7 +2,7 @@
 
 import pytest
 
-from controller.server import lacks_mariadb
+from controller.server import lacks_mariadb, lacks_own_mariadb
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,32 @@ def test_what_a_position_lacks(have, wanted, missing):
 )
 def test_what_a_position_lacks_but_for_the_own_writes_of_one_server(have, wanted, missing):
     assert lacks_mariadb(have, wanted, "101") == missing
+
+
+@pytest.mark.parametrize(
+    ("have", "wanted", "missing"),
+    [
+        ("1-100-148", "1-100-310,1-101-649", "1-100-310"),
+        ("1-100-310", "1-100-310,1-101-649", ""),
+        ("1-100-148,1-101-647", "1-100-310,1-101-649", "1-100-310"),
+        ("1-101-649", "1-100-310,1-101-649", ""),
+        ("1-101-200", "1-100-310,1-101-649", "1-100-310"),
+        ("", "1-100-310", "1-100-310"),
+        ("", "1-101-310", ""),
+        ("1-100-148,2-100-9", "1-100-148,2-100-10", "2-100-10"),
+        ("1-100-148", "1-100-148,1-100-140", ""),
+    ],
+    ids=[
+        "restored",
+        "a master before",
+        "restored, and followed since",
+        "copied without its binary log",
+        "copied so, and restored before the last of its own",
+        "emptied",
+        "one that never was master",
+        "in one of two domains",
+        "two parts of a position name one writer",
+    ],
+)
+def test_what_a_server_lacks_of_its_own_writes(have, wanted, missing):
+    assert lacks_own_mariadb(have, wanted, 100) == missing
